@@ -1,0 +1,76 @@
+"""Sequence: one output of one request, as the engine keeps it."""
+
+import enum
+from dataclasses import dataclass, field
+
+from replicas.api import FinishReason, GenerateRequest, SamplingParams
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable state of one output. The scheduler owns it; a runner only reads it.
+
+    There are no phases: `num_computed_tokens` catches up with `num_tokens`. Prefill, a later chunk,
+    a prefix hit, decode and recompute after preemption differ only in how far apart the two are.
+    """
+
+    seq_id: int
+    """Unique within the engine, ascending in order of dispatch."""
+    owner: str
+    """Who receives the outputs: opaque to the engine."""
+    request: GenerateRequest
+    index: int
+    """Output index within the request."""
+    arrival_at: float
+    """When the request arrived at its router, on the engine's clock."""
+    token_ids: list[int]
+    """Prompt, then generated tokens (resumed ones included)."""
+    num_prompt_tokens: int
+    stop_ids: frozenset[int]
+    """Sampling one of these ends the sequence (after min_tokens)."""
+    max_num_tokens: int
+    """The sequence ends with `length` when it has this many tokens."""
+
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    """Tokens whose K and V are in the cache. A running sequence has at least one token to compute."""
+    block_table: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Chained hashes of the full blocks of `token_ids`, as far as computed; see kv_cache."""
+    num_registered_blocks: int = 0
+    """Leading blocks of `block_table` that the prefix cache knows."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache at the first admission."""
+    num_preemptions: int = 0
+    waiting_since: float = 0.0
+    waited_s: float = 0.0
+    """Seconds spent waiting before `waiting_since`, router included: what aging counts."""
+    finish_reason: FinishReason | None = None
+    started: bool = False
+    """Has been admitted once (its first delta reports num_cached_tokens)."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def tier(self) -> int:
+        return self.request.tier
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens

@@ -1,0 +1,68 @@
+"""Step: what the scheduler asks of a runner, and what comes back."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from replicas.api import TokenLogprobs
+from replicas.sequence import Sequence
+
+
+class ScheduledSequence(msgspec.Struct, gc=False):
+    """A slice of one sequence's tokens to be computed in this step.
+
+    Positions `start .. start + num_new_tokens - 1` of `sequence.token_ids` are computed; their K and V
+    go to the slots that `sequence.block_table` gives them. Blocks for all of them are allocated.
+    A Struct, not a dataclass: one is made per sequence and step, and this is three times cheaper.
+    """
+
+    sequence: Sequence
+    start: int
+    num_new_tokens: int
+    samples: bool
+    """The last new token is the last known one: sample its successor. False inside a prompt."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One forward pass. `sequences` with one new token (decodes) come first."""
+
+    number: int
+    sequences: list[ScheduledSequence]
+    num_tokens: int
+    """Sum of num_new_tokens."""
+    num_decodes: int
+    """Leading entries of `sequences` that compute exactly one token and sample."""
+    prefill_chunk: int | None = None
+    """Most prefill tokens the ITL budget allowed in this step; None = not limited."""
+    overloaded: bool = False
+    """The chunk was at its floor: the ITL budget cannot be kept."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """What a runner made of a step. Lists are parallel to `step.sequences`."""
+
+    token_ids: list[int | None]
+    """The sampled token; None where the sequence does not sample or failed."""
+    logprobs: list[TokenLogprobs | None] | None = None
+    """None when no sequence of the step asked for logprobs."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Position in `step.sequences` -> one line: this sequence failed, the others are good."""
+
+
+class Runner(Protocol):
+    """Executes steps. The only thing the engine knows about models and hardware.
+
+    `execute` may be called again with the same sequences after it raised: writing K and V is
+    idempotent and a draw depends on (seed, index, position) only.
+    """
+
+    def execute(self, step: Step) -> StepResult:
+        """Compute the step and sample. Blocks until the tokens are known.
+
+        Must not mutate the sequences. A failure that belongs to one sequence goes to
+        `StepResult.errors`; an exception means that nothing of the step can be trusted.
+        """
+        ...

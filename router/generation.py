@@ -1,0 +1,42 @@
+"""What the HTTP side of a router needs from the side that talks to replicas."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from replicas.api import ModelCard, SamplingParams, TokenDelta
+
+
+class Generation(Protocol):
+    """One request in flight: an asynchronous iterator of deltas, all outputs interleaved.
+
+    Every output index asked for ends in exactly one delta with a finish_reason; iteration stops after
+    the last of them. A replica that dies is such a delta too (`error`). Iteration never raises.
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]: ...
+
+    def abort(self) -> None:
+        """End the request now, on the replica too; iteration stops. Idempotent, callable at any time."""
+        ...
+
+
+class Backend(Protocol):
+    """Starts generations somewhere. Implemented over replicas, and by fakes in tests."""
+
+    @property
+    def card(self) -> ModelCard | None:
+        """The served model as the replicas describe it; None while no replica can serve."""
+        ...
+
+    def generate(
+        self,
+        *,
+        prompt_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        n: int = 1,
+        tier: int = 0,
+        cache_salt: str = "",
+        trace_id: str = "",
+    ) -> Generation:
+        """Start a request; returns at once. Raises NoReplicaError when nothing can serve it."""
+        ...
