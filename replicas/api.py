@@ -6,12 +6,20 @@ ever compared with times of the same sender, except `sent_at`, which is wall-clo
 
 The rules that keep two parties in step over an unreliable carrier (ARCHITECTURE.md, "wire contract"):
 
-* A router numbers its commands 1, 2, 3, ... per (router epoch, replica). A replica applies them in
-  order, each once. An abort for an unknown request leaves a tombstone, so a late submit stays dead.
-* A replica numbers its frames 1, 2, 3, ... per subscription. A gap is a failure of the subscription.
-* A delta names the attempt and output index it belongs to; duplicates and stale attempts are dropped.
+* A router draws an ascending epoch for each replica it talks to. Everything below is numbered within
+  that epoch. Whoever finds that the other's state is lost or in doubt ends the epoch: the replica aborts
+  its work, the router ends (or resumes elsewhere) its streams and begins again with the next epoch, at
+  number 1. A higher epoch of a router ends the lower one. This is the only way in which a stream fails.
+* A router numbers its commands 1, 2, 3, ...; a replica applies them in order, each once. An abort for an
+  unknown request leaves a tombstone, so a late submit stays dead.
+* A replica numbers its frames 1, 2, 3, ... and keeps each one until it is acknowledged. A subscription
+  that ends, or shows a gap, is opened again with the number of the last frame that arrived with all
+  before it; the frames after that are sent again as they were, and the router drops those it has.
+  Nothing is lost or doubled by a broken subscription.
+* A delta names the attempt and output index it belongs to; those of ended requests and stale attempts
+  are dropped at both ends.
 * A subscription is a lease: every command batch renews it. The router acknowledges frame numbers; a
-  replica that runs ahead by too many frames coalesces, and by too many seconds drops the lease.
+  replica that runs ahead by too many frames coalesces, and by too many seconds ends the epoch.
 """
 
 import enum
@@ -22,13 +30,13 @@ import msgspec
 LEASE_S: Final = 3.0
 """A router that has said nothing for this long has lost its subscription."""
 LEASE_GRACE_S: Final = 2.0
-"""After a lost lease, wait this long for the same router epoch to subscribe again, then abort its work."""
+"""After a lost lease, wait this long for a sign of the same router epoch, then end it."""
 PING_INTERVAL_S: Final = 1.0
 """A router with nothing to submit pings this often: renews the lease, acknowledges frames."""
 MAX_UNACKED_FRAMES: Final = 256
 """Beyond this many unacknowledged frames a replica coalesces deltas instead of sending more frames."""
 MAX_UNACKED_S: Final = 10.0
-"""A router that acknowledges nothing for this long, with frames outstanding, is cut off."""
+"""The epoch of a router that acknowledges nothing for this long, with deltas outstanding, is ended."""
 MAX_FRAME_BYTES: Final = 90_000
 """Frames stay below Ray's limit for inline results (100 KB); larger steps are split over frames."""
 
@@ -133,6 +141,17 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     error: str | None = None
     """With finish_reason `error`: one line for the client."""
 
+    def append(self, later: "TokenDelta") -> None:
+        """Coalesce: take over what a later delta of the same output brings. The later one is used up."""
+        self.token_ids.extend(later.token_ids)
+        if self.logprobs is None:
+            self.logprobs = later.logprobs
+        elif later.logprobs is not None:
+            self.logprobs.extend(later.logprobs)
+        self.finish_reason = later.finish_reason
+        self.stop_token_id = later.stop_token_id
+        self.error = later.error
+
 
 class TierLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tier's share of a replica."""
@@ -167,7 +186,7 @@ class StepOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     replica_epoch: int
     """Drawn when the engine starts; another value means that all state is gone."""
     number: int
-    """1, 2, 3, ... within one subscription."""
+    """1, 2, 3, ... within one router epoch. A step too large for one frame takes several numbers."""
     sent_at: float
     """Wall-clock seconds when the step ended; differences across hosts include their clock skew."""
     load: ReplicaLoad
@@ -192,27 +211,35 @@ class CommandBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     router_id: str
     router_epoch: int
-    """Drawn when the router starts; a higher epoch of the same router_id ends the older one's work."""
+    """Ascending per router and replica, across restarts of the router too; a higher one ends the lower."""
     first_number: int
     """Number of the first command; for a ping, of the command that would come next."""
     commands: tuple[Submit | Abort, ...] = ()
     acked_frame: int = 0
-    """The highest frame number of the current subscription that arrived with all before it."""
+    """The highest frame number that arrived with all before it."""
 
 
-class BatchReply(msgspec.Struct, frozen=True, kw_only=True):
+class BatchReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the replica made of a command batch."""
 
     replica_epoch: int
     applied_through: int
     """The highest command number applied so far; a smaller one than sent means earlier ones are missing."""
+    ended: bool = False
+    """The batch's router epoch is over here: nothing of it runs, and nothing more of it is applied."""
+    load: ReplicaLoad | None = None
+    """The replica's state after its last step, for routers that receive no frames just now."""
 
 
 class Subscribe(msgspec.Struct, frozen=True, kw_only=True):
-    """Open (or reopen) the step stream of one router."""
+    """Open (or reopen) the step stream of one router epoch; ends the subscription before it."""
 
     router_id: str
     router_epoch: int
+    number: int = 1
+    """1, 2, 3, ... within the router epoch: one that arrives late does not end its successor."""
+    received_frame: int = 0
+    """As CommandBatch.acked_frame: sending starts with the frame after this one."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
