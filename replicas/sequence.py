@@ -7,6 +7,8 @@ from replicas.api import FinishReason, GenerateRequest, SamplingParams
 
 
 class SequenceStatus(enum.Enum):
+    HELD = "held"
+    """Not queued yet: its prompt is being computed by the first sequence of the same request."""
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -53,7 +55,7 @@ class Sequence:
     """Seconds spent waiting before `waiting_since`, router included: what aging counts."""
     finish_reason: FinishReason | None = None
     started: bool = False
-    """Has been admitted once (its first delta reports num_cached_tokens)."""
+    """Its first delta, the one that reports num_cached_tokens, is out."""
 
     @property
     def sampling(self) -> SamplingParams:

@@ -7,6 +7,7 @@ import msgspec
 
 from replicas.api import TokenLogprobs
 from replicas.sequence import Sequence
+from replicas.step_time import StepShape
 
 
 class ScheduledSequence(msgspec.Struct, gc=False):
@@ -34,10 +35,31 @@ class Step:
     """Sum of num_new_tokens."""
     num_decodes: int
     """Leading entries of `sequences` that compute exactly one token and sample."""
-    prefill_chunk: int | None = None
-    """Most prefill tokens the ITL budget allowed in this step; None = not limited."""
+    shape: StepShape = field(default_factory=StepShape)
+    """What the step's duration depends on."""
     overloaded: bool = False
-    """The chunk was at its floor: the ITL budget cannot be kept."""
+    """The prefill chunk was at its floor: the ITL budget cannot be kept."""
+
+    def add_prefill(self, sequence: Sequence, num_new_tokens: int, samples: bool) -> None:
+        start = sequence.num_computed_tokens
+        self.sequences.append(ScheduledSequence(sequence, start, num_new_tokens, samples))
+        self.num_tokens += num_new_tokens
+        self.shape = self.shape.with_prefill(num_new_tokens, start, samples)
+
+    def discard(self, sequence: Sequence) -> int:
+        """Take a sequence out of a step under construction. Returns the tokens it had been given."""
+        for position, entry in enumerate(self.sequences):
+            if entry.sequence is not sequence:
+                continue
+            del self.sequences[position]
+            self.num_tokens -= entry.num_new_tokens
+            if position < self.num_decodes:
+                self.num_decodes -= 1
+                self.shape = self.shape.without_decode(entry.start)
+            else:
+                self.shape = self.shape.with_prefill(-entry.num_new_tokens, entry.start, entry.samples)
+            return entry.num_new_tokens
+        return 0
 
 
 @dataclass(slots=True, kw_only=True)

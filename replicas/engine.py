@@ -1,0 +1,190 @@
+"""Engine: the loop's body. Schedules, runs, takes over, learns how long it took."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TokenDelta
+from replicas.config import ResolvedConfig
+from replicas.errors import PromptTooLongError, RequestError
+from replicas.scheduler import Outputs, Scheduler
+from replicas.step import Runner, Step, StepResult
+from replicas.step_time import StepTimeModel
+
+MIN_STALL_S = 10.0
+STALL_STEPS = 20
+"""A replica with work is stuck when a step takes longer than max(10 s, 20 x q99 of recent steps)."""
+MAX_FAILED_STEPS = 3
+"""So many steps in a row in which every sequence failed: the runner is broken, not the requests."""
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Totals since the engine started."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of requests that were accepted."""
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    """Tokens that went through the model, recomputation included."""
+    output_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    scheduler_s: float = 0.0
+    runner_s: float = 0.0
+
+
+class Engine:
+    """One scheduler and one runner, driven step by step by a single thread.
+
+    A request can never end the loop: what one sequence breaks is that sequence's error. When a runner
+    raises, the step is run again in halves until the culprit stands alone (steps are idempotent).
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.step_time = StepTimeModel()
+        self.scheduler = Scheduler(config, eos_token_ids, self.step_time)
+        self.counters = EngineCounters()
+        self._config = config
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._step_started_at: float | None = None
+        self._last_step_s = 0.0
+        self._slowest_recent_s = 0.0
+        self._failed_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: GenerateRequest, owner: str) -> None:
+        """Queue a request. Raises RequestError if it can never run here."""
+        self._check(request)
+        self.scheduler.add(request, owner, self._clock())
+        self.counters.prompt_tokens += len(request.prompt_ids)
+
+    def abort(self, owner: str, request_id: int) -> None:
+        """End a request without a delta. Unknown ones are ignored: they may have just finished."""
+        if self.scheduler.abort(owner, request_id, self._clock()):
+            self.counters.aborted += 1
+
+    def step(self) -> Outputs:
+        """Run one step; returns the deltas by owner. Empty when there was nothing to run."""
+        started_at = self._step_started_at = self._clock()
+        try:
+            step = self.scheduler.schedule(started_at)
+            if not step.sequences:
+                return {}
+            scheduled_at = self._clock()
+            result = self._execute(step)
+            executed_at = self._clock()
+            outputs = self.scheduler.update(step, result, executed_at)
+            ended_at = self._clock()
+        finally:
+            self._step_started_at = None
+        self._count(step, result, outputs)
+        self.counters.scheduler_s += (scheduled_at - started_at) + (ended_at - executed_at)
+        self.counters.runner_s += executed_at - scheduled_at
+        # The whole step counts, scheduling included: that is the gap a stream sees.
+        self._last_step_s = ended_at - started_at
+        self._slowest_recent_s = max(self._last_step_s, 0.999 * self._slowest_recent_s)
+        if not result.errors:
+            self.step_time.observe(step.shape, self._last_step_s)
+        return outputs
+
+    def load(self) -> ReplicaLoad:
+        return self.scheduler.load(self._last_step_s * 1e3)
+
+    def kv_utilisation(self) -> float:
+        """Live tokens / slots of allocated blocks, now; 1.0 when nothing is allocated.
+
+        Prefix blocks held by several sequences count once on both sides only if nothing is shared;
+        with sharing the figure may exceed 1.
+        """
+        allocated = self._config.num_blocks - self.scheduler.cache.num_free_blocks
+        if not allocated:
+            return 1.0
+        return self.scheduler.live_tokens() / (allocated * self._config.block_size)
+
+    def stall_reason(self, now: float) -> str | None:
+        """Why this engine should be restarted; None while it is well. Callable from any thread."""
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            return f"{self._failed_steps} steps in a row failed for every sequence"
+        started_at = self._step_started_at
+        limit_s = max(MIN_STALL_S, STALL_STEPS * self._slowest_recent_s)
+        if started_at is not None and now - started_at > limit_s:
+            return f"a step has been running for {now - started_at:.1f} s (limit {limit_s:.1f} s)"
+        return None
+
+    def _check(self, request: GenerateRequest) -> None:
+        num_tokens = len(request.prompt_ids) + max(map(len, request.resumed_output_ids), default=0)
+        if num_tokens >= self._config.max_model_len:
+            raise PromptTooLongError(num_tokens, self._config.max_model_len)
+        if not request.prompt_ids:
+            raise RequestError("the prompt is empty")
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self._vocab_size:
+            raise RequestError(f"the prompt has a token id outside 0..{self._vocab_size - 1}")
+        if request.resumed_output_ids and len(request.resumed_output_ids) != len(request.indexes):
+            raise RequestError("resumed_output_ids must have one entry per output index")
+        if not request.indexes or request.sampling.max_tokens < 1:
+            raise RequestError("a request must ask for at least one output of at least one token")
+
+    def _execute(self, step: Step) -> StepResult:
+        """Run the step; if the runner raises, find the sequences it fails on and run the others."""
+        try:
+            return self._runner.execute(step)
+        except Exception as error:
+            if len(step.sequences) == 1:
+                return StepResult(token_ids=[None], errors={0: f"{type(error).__name__}: {error}"[:300]})
+        middle = len(step.sequences) // 2
+        first = self._execute(_part(step, 0, middle))
+        second = self._execute(_part(step, middle, len(step.sequences)))
+        logprobs = None
+        if first.logprobs is not None or second.logprobs is not None:
+            logprobs = (first.logprobs or [None] * middle) + (
+                second.logprobs or [None] * (len(step.sequences) - middle)
+            )
+        return StepResult(
+            token_ids=first.token_ids + second.token_ids,
+            logprobs=logprobs,
+            errors=first.errors | {middle + position: text for position, text in second.errors.items()},
+        )
+
+    def _count(self, step: Step, result: StepResult, outputs: Outputs) -> None:
+        counters = self.counters
+        counters.steps += 1
+        counters.computed_tokens += step.num_tokens
+        failed = len(result.errors)
+        self._failed_steps = self._failed_steps + 1 if failed == len(step.sequences) else 0
+        counters.failed += failed
+        for deltas in outputs.values():
+            for delta in deltas:
+                _count_delta(counters, delta)
+
+
+def _count_delta(counters: EngineCounters, delta: TokenDelta) -> None:
+    counters.output_tokens += len(delta.token_ids)
+    counters.cached_tokens += delta.num_cached_tokens or 0
+    if delta.finish_reason is not None and delta.finish_reason is not FinishReason.ERROR:
+        counters.finished += 1
+
+
+def _part(step: Step, low: int, high: int) -> Step:
+    sequences = step.sequences[low:high]
+    return Step(
+        number=step.number,
+        sequences=sequences,
+        num_tokens=sum(entry.num_new_tokens for entry in sequences),
+        num_decodes=max(0, min(step.num_decodes, high) - low),
+    )

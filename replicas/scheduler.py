@@ -1,0 +1,399 @@
+"""Scheduler: which tokens of which sequences the next step computes.
+
+There is no prefill phase and no decode phase. Every running sequence has `num_uncomputed_tokens` >= 1,
+and a step gives it some of them under one token budget:
+
+1. every decode (one token to go) gets its token; if blocks run out, sequences are preempted, the worst
+   (effective tier, arrival) first, just enough;
+2. running prefills continue, best first, within the token budget and the ITL budget;
+3. waiting sequences start, best first, while a seat, blocks and budget last. One of a better tier may
+   take seat and blocks from running ones of a worse tier.
+
+Sources: iteration-level scheduling (Orca, OSDI'22), paged blocks and recompute (vLLM, SOSP'23), chunked
+prefill (Sarathi-Serve, OSDI'24); the chunk is bounded by predicted time instead of a token count.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TierLoad, TokenDelta
+from replicas.config import ResolvedConfig
+from replicas.kv_cache import KVCacheManager, PrefixMatch
+from replicas.prefill_budget import PrefillBudget
+from replicas.sequence import Sequence, SequenceStatus
+from replicas.step import ScheduledSequence, Step, StepResult
+from replicas.step_time import StepShape, StepTimeModel
+from replicas.waiting import WaitingQueue, effective_tier
+
+HEADROOM_TOKENS: Final = 8
+"""A sequence starts only if every running one can still grow by this many tokens: otherwise it would
+be preempted again at once."""
+
+Outputs = dict[str, list[TokenDelta]]
+"""Deltas by owner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Whether a waiting sequence can start now, and whom it must push out for that."""
+
+    has_seat: bool
+    has_blocks: bool
+    victims: list[Sequence]
+
+
+class Scheduler:
+    """The engine's only decision maker. No clock, no I/O; not thread-safe.
+
+    Calls alternate: `schedule` then `update` with its result; `add` and `abort` come between pairs.
+    Cost of a pair is O(sequences in the step), and O(tiers) per waiting sequence that starts.
+    """
+
+    def __init__(
+        self, config: ResolvedConfig, eos_token_ids: frozenset[int], step_time: StepTimeModel
+    ) -> None:
+        self.config = config
+        self.cache = KVCacheManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
+        self.num_preemptions = 0
+        self._eos_token_ids = eos_token_ids
+        self._step_time = step_time
+        self._waiting = WaitingQueue(config.aging_s)
+        self._running: list[Sequence] = []
+        self._requests: dict[tuple[str, int], list[Sequence]] = {}
+        self._siblings: dict[int, list[Sequence]] = {}
+        """seq_id of a group's first sequence -> the others, until its prompt is in the prefix cache."""
+        self._next_seq_id = 0
+        self._step_number = 0
+        self._overloaded = False
+
+    # Requests
+
+    def add(self, request: GenerateRequest, owner: str, now: float) -> None:
+        """Queue all outputs of a request. The caller has checked that it can fit."""
+        group = [
+            self._new_sequence(request, owner, position, now) for position in range(len(request.indexes))
+        ]
+        self._requests[owner, request.request_id] = group
+        if self.config.enable_prefix_caching and len(group) > 1:
+            # The others find the shared prompt in the prefix cache once the first has computed it.
+            self._siblings[group[0].seq_id] = group[1:]
+            for sibling in group[1:]:
+                sibling.status = SequenceStatus.HELD
+            self._waiting.add(group[0], now)
+        else:
+            for sequence in group:
+                self._waiting.add(sequence, now)
+
+    def abort(self, owner: str, request_id: int, now: float) -> bool:
+        """End a request in whatever state it is; no delta follows. False if there is no such request."""
+        group = self._requests.get((owner, request_id))
+        if group is None:
+            return False
+        self._siblings.pop(group[0].seq_id, None)
+        for sequence in list(group):
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._finish(sequence, FinishReason.ABORT, now)
+        self._drop_finished()
+        return True
+
+    def __contains__(self, key: tuple[str, int]) -> bool:
+        return key in self._requests
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + sum(map(len, self._siblings.values()))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or len(self._waiting))
+
+    # One step
+
+    def schedule(self, now: float) -> Step:
+        """Choose the next step's work; blocks for all of it are allocated. Empty = nothing to do."""
+        step = Step(number=self._step_number, sequences=[], num_tokens=0, num_decodes=0)
+        self._step_number += 1
+        prefills = self._schedule_decodes(step, now)
+        budget = PrefillBudget(self.config, self._step_time, step)
+        for sequence in self._by_rank(prefills, now):
+            self._schedule_prefill(sequence, step, budget)
+        self._start_waiting(step, budget, now)
+        self._overloaded = step.overloaded = budget.at_floor
+        return step
+
+    def update(self, step: Step, result: StepResult, now: float) -> Outputs:
+        """Take over a step's tokens: advance, finish, free. Returns the deltas of each owner."""
+        outputs: Outputs = {}
+        block_size = self.config.block_size
+        any_finished = False
+        for position, (entry, token) in enumerate(zip(step.sequences, result.token_ids, strict=True)):
+            sequence = entry.sequence
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # a finished row that static batching still computes
+            error = result.errors.get(position) if result.errors else None
+            if error is None:
+                computed = sequence.num_computed_tokens = entry.start + entry.num_new_tokens
+                if computed // block_size > sequence.num_registered_blocks:
+                    self.cache.register_computed(sequence)
+                if self._siblings and computed >= sequence.num_prompt_tokens:
+                    self._release_siblings(sequence, now)
+                if token is None:
+                    continue
+                delta = self._append(sequence, token)
+                if result.logprobs is not None and (logprobs := result.logprobs[position]) is not None:
+                    delta.logprobs = [logprobs]
+            else:
+                delta = TokenDelta(sequence.request.request_id, sequence.request.attempt, sequence.index, [])
+                delta.finish_reason, delta.error = FinishReason.ERROR, error
+            if delta.finish_reason is not None:
+                self._finish(sequence, delta.finish_reason, now)
+                any_finished = True
+            outputs.setdefault(sequence.owner, []).append(delta)
+        if any_finished:
+            self._drop_finished()
+        return outputs
+
+    # State for others
+
+    def load(self, step_ms: float) -> ReplicaLoad:
+        """The replica's state, for routers."""
+        tiers = self._tier_loads()
+        return ReplicaLoad(
+            num_running=len(self._running),
+            num_waiting=self.num_waiting,
+            max_num_seqs=self.config.max_num_seqs,
+            free_blocks=self.cache.num_free_blocks,
+            num_blocks=self.config.num_blocks,
+            queued_tokens=sum(tier.queued_tokens for tier in tiers),
+            step_ms=step_ms,
+            overloaded=self._overloaded,
+            tiers=tiers,
+        )
+
+    def _tier_loads(self) -> tuple[TierLoad, ...]:
+        num_running: dict[int, int] = {}
+        queued_tokens: dict[int, int] = {}
+        for sequence in self._running:
+            tier = sequence.request.tier
+            num_running[tier] = num_running.get(tier, 0) + 1
+            to_go = len(sequence.token_ids) - sequence.num_computed_tokens
+            if to_go > 1:
+                queued_tokens[tier] = queued_tokens.get(tier, 0) + to_go
+        num_waiting = {}
+        for tier, queue in self._waiting.tiers.items():
+            num_waiting[tier] = len(queue)
+            queued_tokens[tier] = queued_tokens.get(tier, 0) + queue.num_tokens
+        return tuple(
+            TierLoad(tier, num_running.get(tier, 0), num_waiting.get(tier, 0), queued_tokens.get(tier, 0))
+            for tier in sorted(num_running.keys() | num_waiting.keys())
+        )
+
+    def live_tokens(self) -> int:
+        """Tokens that running sequences hold in the cache, shared prefixes counted once per holder."""
+        return sum(sequence.num_computed_tokens for sequence in self._running)
+
+    def check_integrity(self) -> None:
+        """Compare all books. Raises IntegrityError."""
+        self.cache.check_integrity(self._running)
+
+    # Phases of schedule()
+
+    def _schedule_decodes(self, step: Step, now: float) -> list[Sequence]:
+        """Give every decode its token; returns the running sequences that are still in prefill."""
+        self._make_room_for_decodes(now)
+        entries, prefills, kv_read = step.sequences, [], 0
+        for sequence in self._running:
+            start = sequence.num_computed_tokens
+            if len(sequence.token_ids) - start > 1:
+                prefills.append(sequence)
+                continue
+            if sequence.status is SequenceStatus.FINISHED:
+                start -= 1  # static batching computes a finished row's last position over and over
+            entries.append(ScheduledSequence(sequence, start, 1, True))
+            kv_read += start
+        count = step.num_decodes = step.num_tokens = len(entries)
+        step.shape = StepShape(num_new_tokens=count, kv_read_tokens=kv_read, num_sampling=count)
+        return prefills
+
+    def _make_room_for_decodes(self, now: float) -> None:
+        """Allocate the blocks into which decodes grow, preempting until they suffice."""
+        size = self.config.block_size
+        growing = [
+            sequence
+            for sequence in self._running
+            if len(sequence.block_table) * size < len(sequence.token_ids)
+            and sequence.status is SequenceStatus.RUNNING
+        ]
+        while len(growing) > self.cache.num_free_blocks:
+            victim = self._by_rank(self._running, now)[-1]
+            self._preempt(victim, now)
+            growing = [sequence for sequence in growing if sequence is not victim]
+        for sequence in growing:
+            self.cache.extend(sequence)
+
+    def _schedule_prefill(self, sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
+        """Give a running prefill its next chunk; its blocks were allocated when it started."""
+        wanted = sequence.num_uncomputed_tokens
+        granted = budget.take(wanted, sequence.num_computed_tokens)
+        if granted:
+            step.add_prefill(sequence, granted, samples=granted == wanted)
+
+    def _start_waiting(self, step: Step, budget: PrefillBudget, now: float) -> None:
+        is_static = self.config.batching != "continuous"
+        if is_static and self._running:
+            return  # a static batch is bound until its longest member ends
+        blocked_tiers: set[int] = set()
+        while budget.left > 0 or is_static:
+            sequence = self._waiting.next(now, blocked_tiers)
+            if sequence is None:
+                return
+            match = self.cache.match_prefix(sequence)
+            if not is_static and not budget.could_take(sequence.num_tokens - match.num_tokens):
+                return
+            room = self._find_room(sequence, match, now)
+            if not room.has_seat:
+                # A better tier behind it may still push somebody out.
+                blocked_tiers.add(sequence.tier)
+                continue
+            if not room.has_blocks:
+                return  # nobody behind it may pass: small requests would starve a large one
+            for victim in room.victims:
+                budget.left += step.discard(victim)
+                self._preempt(victim, now)
+            self._start(sequence, match, now)
+            self._schedule_prefill(sequence, step, budget)
+
+    def _start(self, sequence: Sequence, match: PrefixMatch, now: float) -> None:
+        self._waiting.remove(sequence, now)
+        self.cache.start(sequence, match)
+        sequence.status = SequenceStatus.RUNNING
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = min(match.num_tokens, sequence.num_prompt_tokens)
+        self._running.append(sequence)
+
+    # Room and preemption
+
+    def _by_rank(self, sequences: Iterable[Sequence], now: float) -> list[Sequence]:
+        """Best first: (effective tier, arrival). Finished rows of a static batch come last."""
+        aging_s = self.config.aging_s
+        return sorted(sequences, key=lambda s: (effective_tier(s, now, aging_s), s.arrival_at, s.seq_id))
+
+    def _find_room(self, sequence: Sequence, match: PrefixMatch, now: float) -> Room:
+        """Look for a seat and blocks, free ones first, then those of outranked running sequences.
+
+        A victim is outranked by the newcomer's own tier, not by its aged one: age moves a sequence up
+        in the queue and shields it once it runs, but only a better tier takes a seat from somebody.
+        """
+        has_seat = len(self._running) < self.config.max_num_seqs
+        missing = self._num_blocks_missing(sequence, match)
+        available = self.cache.num_free_blocks
+        victims: list[Sequence] = []
+        if (has_seat and missing <= available) or not self._may_preempt:
+            return Room(has_seat=has_seat, has_blocks=missing <= available, victims=victims)
+        matched = set(match.block_ids)
+        for victim in reversed(self._by_rank(self._running, now)):
+            if effective_tier(victim, now, self.config.aging_s) <= sequence.tier:
+                break
+            victims.append(victim)
+            has_seat = True
+            available += self.cache.num_sole_blocks(victim, matched)
+            if missing <= available:
+                return Room(has_seat=True, has_blocks=True, victims=victims)
+        return Room(has_seat=has_seat, has_blocks=False, victims=[])
+
+    @property
+    def _may_preempt(self) -> bool:
+        return self.config.preemption and self.config.batching == "continuous"
+
+    def _num_blocks_missing(self, sequence: Sequence, match: PrefixMatch) -> int:
+        """Free blocks that must exist before `sequence` starts."""
+        if not self.config.preemption:
+            reserved = sum(
+                self.cache.num_blocks_for(running.max_num_tokens) - len(running.block_table)
+                for running in self._running
+            )
+            return reserved + self.cache.num_blocks_missing(match, sequence.max_num_tokens)
+        headroom = len(self._running) * HEADROOM_TOKENS // self.config.block_size
+        return headroom + self.cache.num_blocks_missing(match, sequence.num_tokens)
+
+    def _preempt(self, victim: Sequence, now: float) -> None:
+        """Take seat and blocks; what it computed is recomputed later, mostly from the prefix cache."""
+        self._running.remove(victim)
+        self.cache.release(victim)
+        if victim.status is SequenceStatus.FINISHED:
+            return  # a finished row of a static batch: nothing to come back for
+        victim.status = SequenceStatus.WAITING
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.put_back(victim, now)
+
+    # Beginnings and ends
+
+    def _new_sequence(self, request: GenerateRequest, owner: str, position: int, now: float) -> Sequence:
+        sampling = request.sampling
+        resumed = request.resumed_output_ids[position] if request.resumed_output_ids else ()
+        stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids |= self._eos_token_ids
+        self._next_seq_id += 1
+        return Sequence(
+            seq_id=self._next_seq_id,
+            owner=owner,
+            request=request,
+            index=request.indexes[position],
+            arrival_at=now - request.waited_s,
+            token_ids=[*request.prompt_ids, *resumed],
+            num_prompt_tokens=len(request.prompt_ids),
+            stop_ids=stop_ids,
+            max_num_tokens=min(len(request.prompt_ids) + sampling.max_tokens, self.config.max_model_len),
+            waiting_since=now,
+            waited_s=request.waited_s,
+        )
+
+    def _append(self, sequence: Sequence, token: int) -> TokenDelta:
+        request = sequence.request
+        sequence.token_ids.append(token)
+        delta = TokenDelta(request.request_id, request.attempt, sequence.index, [token])
+        if token in sequence.stop_ids:
+            delta.finish_reason, delta.stop_token_id = FinishReason.STOP, token
+        elif len(sequence.token_ids) >= sequence.max_num_tokens:
+            delta.finish_reason = FinishReason.LENGTH
+        if not sequence.started:
+            sequence.started = True
+            delta.num_cached_tokens = sequence.num_cached_tokens
+        return delta
+
+    def _release_siblings(self, leader: Sequence, now: float) -> None:
+        for sibling in self._siblings.pop(leader.seq_id, ()):
+            sibling.status = SequenceStatus.WAITING
+            self._waiting.put_back(sibling, now)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """End a sequence; `_drop_finished` then takes it off the list of running ones."""
+        if sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence, now)
+        keeps_row = self.config.batching == "static" and reason is not FinishReason.ABORT
+        if not keeps_row:
+            self.cache.release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        self._release_siblings(sequence, now)
+        key = sequence.owner, sequence.request.request_id
+        if all(member.status is SequenceStatus.FINISHED for member in self._requests[key]):
+            del self._requests[key]
+
+    def _drop_finished(self) -> None:
+        """Give up the seats of finished sequences; in a static batch, when all of it has finished."""
+        alive = [sequence for sequence in self._running if sequence.status is SequenceStatus.RUNNING]
+        if self.config.batching == "static" and alive:
+            self._running = [sequence for sequence in self._running if sequence.block_table]
+            return
+        for sequence in self._running:
+            if sequence.status is SequenceStatus.FINISHED:
+                self.cache.release(sequence)
+        self._running = alive
