@@ -1,0 +1,110 @@
+"""ClusterConfig: the one YAML file that describes an application, and how it is read."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from replicas.config import EngineConfig
+from replicas.errors import ConfigError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where clients connect, and the limits of HAProxy in front of the routers.
+
+    Host, port and limits are settled where Serve starts: on a running cluster they stay as they are.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
+    max_connections: Positive = 4096
+    """Client connections that HAProxy accepts; more wait in the kernel's backlog."""
+    num_threads: Positive = 1
+    """HAProxy's threads. One forwards some 10,000 tokens a second."""
+    max_stream_s: Positive = 3600
+    """Longest life of one answer. A change of the router set ends older streams after so long."""
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The routers. Production takes two or more: one that dies ends its own connections."""
+
+    replicas: Positive = 1
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One application: one model behind one HTTP address."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}\Z")] = "headway"
+    """Name of the Serve application; several may share a cluster."""
+    replicas: Positive = 1
+    """Engines. Each is one process with its own copy of the weights."""
+    drain_s: PositiveSeconds = 600.0
+    """Longest wait for the answers of a replica that is to stop."""
+    engine: EngineConfig = EngineConfig()
+    router: RouterConfig = RouterConfig()
+    http: HttpConfig = HttpConfig()
+
+
+def load_config(path: Path) -> ClusterConfig:
+    """Read a YAML file. Raises ConfigError: one line that names the file, the key and the reason."""
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError(f"{place}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    try:
+        return parse_config({} if document is None else document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_config(document: object) -> ClusterConfig:
+    """Turn a decoded document into a ClusterConfig. Raises ConfigError with the key's path and a reason."""
+    _refuse_unknown_keys(document, ClusterConfig, path="")
+    try:
+        return msgspec.convert(document, ClusterConfig, str_keys=True)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        path = place.rstrip("`").lstrip(".")
+        raise ConfigError(f"{path}: {reason}" if path else reason) from None
+
+
+def _refuse_unknown_keys(value: object, kind: Any, path: str) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, Mapping)):
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, inner in value.items():
+        place = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
+            raise ConfigError(f"{place}: unknown key; {hint}")
+        _refuse_unknown_keys(inner, fields[key], place)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice: the first one would be ignored silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key_node.value!r} is given twice", key_node.start_mark
+                )
+            if isinstance(key_node, yaml.ScalarNode):
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
