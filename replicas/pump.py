@@ -1,0 +1,249 @@
+"""EnginePump: the engine's thread, and what the rest of the process may ask of it.
+
+Bytes go in (command batches, subscriptions) and bytes come out (replies, frames), so that the shell in
+front knows nothing of engines. Two kinds of threads meet here: the pump's own, which alone touches the
+engine, and the shell's, which call `apply` and `subscribe`. One lock guards the sessions; it is held for
+microseconds, never during a step.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import msgspec
+
+from replicas.api import CommandBatch, FinishReason, GenerateRequest, ModelCard, Subscribe, TokenDelta
+from replicas.engine import Engine
+from replicas.errors import RequestError
+from replicas.scheduler import Outputs
+from replicas.sessions import AddRequest, Effects, EngineCommand, Sessions
+
+EXPIRE_INTERVAL_S: Final = 0.25
+IDLE_CHECK_S: Final = 1.0
+"""The integrity of the KV cache is checked once after so long without work."""
+
+logger = logging.getLogger(__name__)
+
+
+class Subscription:
+    """One open step stream. `wake` is called from any thread when there is something to take."""
+
+    def __init__(self, close: Callable[[], None], wake: Callable[[], None]) -> None:
+        self._close = close
+        self._wake = wake
+        self._frames: deque[bytes] = deque()
+        self.closed = False
+        """Nothing comes after the frames that `take` still gives."""
+
+    def take(self) -> list[bytes]:
+        """The frames that have come since the last call, in order."""
+        frames = []
+        while self._frames:
+            frames.append(self._frames.popleft())
+        return frames
+
+    def close(self) -> None:
+        """The consumer goes away. Idempotent."""
+        self._close()
+
+    def put(self, frames: list[bytes], ended: bool) -> None:
+        """Called by the pump only."""
+        self._frames.extend(frames)
+        self.closed = self.closed or ended
+        self._wake()
+
+
+class EnginePump:
+    """Runs the engine in a thread of its own from `start` to `stop`.
+
+    An exception that leaves the engine is a bug: it is logged, all streams end, and `failure` says so
+    from then on; whoever watches it replaces the process.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        card: ModelCard,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.engine = engine
+        self.card = card
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._sessions = Sessions(card.replica_epoch)
+        self._subscriptions: dict[int, Subscription] = {}
+        self._next_key = 0
+        self._commands: deque[EngineCommand] = deque()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._stopping = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
+        self._batch_decoder = msgspec.msgpack.Decoder(CommandBatch)
+        self._subscribe_decoder = msgspec.msgpack.Decoder(Subscribe)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the thread after the running step; open streams end. Idempotent."""
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def apply(self, batch: bytes) -> bytes:
+        """Take an encoded CommandBatch, return the encoded BatchReply. Thread-safe, microseconds."""
+        message = self._batch_decoder.decode(batch)
+        with self._work:
+            applied = self._sessions.apply(message, self._clock())
+            self._carry_out(applied.effects)
+        return msgspec.msgpack.encode(applied.reply)
+
+    def subscribe(self, message: bytes, wake: Callable[[], None]) -> Subscription:
+        """Open a step stream for an encoded Subscribe. Thread-safe."""
+        subscribe = self._subscribe_decoder.decode(message)
+        with self._work:
+            key = self._next_key
+            self._next_key += 1
+            subscription = Subscription(lambda: self._unsubscribe(key), wake)
+            self._subscriptions[key] = subscription
+            if self._stopping or self._failure:
+                self._end_subscriptions()
+            else:
+                self._carry_out(self._sessions.subscribe(key, subscribe, self._clock()))
+        return subscription
+
+    async def stream(self, message: bytes) -> AsyncIterator[bytes]:
+        """The same as an asynchronous iterator of frames; closing it ends the subscription."""
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to read
+                loop.call_soon_threadsafe(ready.set)
+
+        subscription = self.subscribe(message, wake)
+        try:
+            while True:
+                await ready.wait()
+                ready.clear()
+                is_last = subscription.closed
+                for frame in subscription.take():
+                    yield frame
+                if is_last:
+                    return
+        finally:
+            subscription.close()
+
+    def failure(self) -> str | None:
+        """Why this replica must be replaced; None while it is well. Thread-safe."""
+        if self._failure is None and not self._thread.is_alive() and not self._stopping:
+            return "the engine thread is not running"
+        return self._failure or self.engine.stall_reason(self._clock())
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that some router still waits for."""
+        with self._lock:
+            return self._sessions.num_open_requests
+
+    # The engine thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception as error:
+            logger.exception("the engine stopped")
+            self._failure = f"the engine stopped: {type(error).__name__}: {error}"[:500]
+        with self._lock:
+            self._end_subscriptions()
+
+    def _turn(self) -> None:
+        """One step, or a short wait when there is nothing to do."""
+        outputs = self._take_commands()
+        if self.engine.has_work:
+            for owner, deltas in self.engine.step().items():
+                outputs.setdefault(owner, []).extend(deltas)
+        load = self.engine.load()
+        with self._work:
+            now = self._clock()
+            self._carry_out(self._sessions.publish(outputs, load, now, self._wall_clock()))
+            self._expire(now)
+            if not self.engine.has_work and not self._commands and not self._stopping:
+                self._wait_for_work()
+
+    def _take_commands(self) -> Outputs:
+        """Apply what the routers want; returns deltas for requests that were refused."""
+        refused: Outputs = {}
+        while self._commands:
+            command = self._commands.popleft()
+            if not isinstance(command, AddRequest):
+                self.engine.abort(command.owner, command.request_id)
+                continue
+            try:
+                self.engine.add(command.request, command.owner)
+            except RequestError as error:
+                refused.setdefault(command.owner, []).extend(_refusal(command.request, str(error)))
+        return refused
+
+    def _wait_for_work(self) -> None:
+        """Sleep until a command comes; check the books when the engine has been idle for a while."""
+        idle_since = self._clock()
+        is_checked = False
+        while not self._commands and not self._stopping:
+            self._work.wait(EXPIRE_INTERVAL_S)
+            now = self._clock()
+            self._expire(now)
+            if not is_checked and now - idle_since > IDLE_CHECK_S:
+                self.engine.scheduler.check_integrity()
+                is_checked = True
+
+    # With the lock held
+
+    def _expire(self, now: float) -> None:
+        self._carry_out(self._sessions.expire(now))
+
+    def _carry_out(self, effects: Effects) -> None:
+        if effects.commands:
+            self._commands.extend(effects.commands)
+            self._work.notify()
+        for delivery in effects.deliveries:
+            subscription = self._subscriptions.get(delivery.subscription)
+            if subscription is not None:
+                subscription.put(delivery.frames, delivery.ended)
+                if delivery.ended:
+                    del self._subscriptions[delivery.subscription]
+
+    def _end_subscriptions(self) -> None:
+        for subscription in self._subscriptions.values():
+            subscription.put([], ended=True)
+        self._subscriptions.clear()
+
+    def _unsubscribe(self, key: int) -> None:
+        with self._lock:
+            if self._subscriptions.pop(key, None) is not None:
+                self._sessions.unsubscribe(key)
+
+
+def _refusal(request: GenerateRequest, reason: str) -> list[TokenDelta]:
+    return [
+        TokenDelta(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            index=index,
+            token_ids=[],
+            finish_reason=FinishReason.ERROR,
+            error=reason,
+        )
+        for index in request.indexes
+    ]

@@ -1,0 +1,96 @@
+import math
+import random
+
+import pytest
+
+from replicas.step_time import SKIPPED_STEPS, StepShape, StepTimeModel
+
+
+def true_seconds(shape: StepShape) -> float:
+    """A CPU-like step: stairs by rows, attention by pairs, a cost per sampling sequence."""
+    return (
+        0.02
+        + 0.004 * math.ceil(shape.num_new_tokens / 8)
+        + 1e-7 * shape.prefill_work
+        + 2e-7 * shape.kv_read_tokens
+        + 1e-4 * shape.num_sampling
+    )
+
+
+def random_shape(rng: random.Random) -> StepShape:
+    decodes = rng.randint(1, 32)
+    shape = StepShape(
+        num_new_tokens=decodes,
+        kv_read_tokens=sum(rng.randint(10, 1000) for _ in range(decodes)),
+        num_sampling=decodes,
+    )
+    return shape.with_prefill(rng.randint(1, 512), rng.randint(0, 1000)) if rng.random() < 0.4 else shape
+
+
+@pytest.fixture
+def learned() -> StepTimeModel:
+    rng = random.Random(1)
+    model = StepTimeModel()
+    for _ in range(1500):
+        shape = random_shape(rng)
+        model.observe(shape, true_seconds(shape) * rng.uniform(0.98, 1.02))
+    return model
+
+
+def test_predictions_are_within_a_tenth_on_unseen_steps(learned: StepTimeModel) -> None:
+    rng = random.Random(2)
+    errors = sorted(
+        abs(learned.predict(s) / true_seconds(s) - 1) for s in (random_shape(rng) for _ in range(300))
+    )
+    assert errors[150] < 0.03
+    assert errors[-1] < 0.10
+
+
+def test_a_longer_step_is_never_predicted_to_be_faster(learned: StepTimeModel) -> None:
+    base = StepShape(num_new_tokens=8, kv_read_tokens=4000, num_sampling=8)
+    seconds = [learned.predict(base.with_prefill(n, 100)) for n in range(0, 4096, 8)]
+    assert seconds == sorted(seconds)
+
+
+def test_the_largest_chunk_fits_and_the_next_one_does_not(learned: StepTimeModel) -> None:
+    base = StepShape(num_new_tokens=8, kv_read_tokens=4000, num_sampling=8)
+    for budget_s in (0.05, 0.08, 0.15):
+        chunk = learned.largest_chunk(base, context=300, budget_s=budget_s, limit=1000)
+        assert chunk % 16 == 0
+        assert learned.predict(base.with_prefill(chunk, 300)) <= budget_s
+        assert learned.predict(base.with_prefill(chunk + 16, 300)) > budget_s
+    assert learned.largest_chunk(base, context=300, budget_s=0.001, limit=1000) == 0
+    assert learned.largest_chunk(base, context=0, budget_s=10.0, limit=37) == 37
+
+
+def test_cold_first_steps_and_broken_clocks_are_not_learned() -> None:
+    model = StepTimeModel()
+    shape = StepShape(num_new_tokens=1, kv_read_tokens=5, num_sampling=1)
+    for _ in range(SKIPPED_STEPS):
+        model.observe(shape, 30.0)
+    for seconds in (math.nan, -1.0, 0.0, math.inf):
+        model.observe(shape, seconds)
+    assert not model.fitted
+    for _ in range(20):
+        model.observe(shape, 0.01)
+    assert model.predict(shape) == pytest.approx(0.01, rel=0.02)
+
+
+def test_rare_regions_are_not_forgotten(learned: StepTimeModel) -> None:
+    prefill = StepShape().with_prefill(400, 0)
+    before = learned.predict(prefill)
+    rng = random.Random(3)
+    for _ in range(3000):
+        shape = StepShape(num_new_tokens=4, kv_read_tokens=rng.randint(100, 4000), num_sampling=4)
+        learned.observe(shape, true_seconds(shape))
+    assert learned.predict(prefill) == pytest.approx(before, rel=0.1)
+
+
+def test_residual_follows_the_noise(learned: StepTimeModel) -> None:
+    assert 0 < learned.residual_q99_s < 0.01
+
+
+def test_shapes_can_be_taken_apart_again() -> None:
+    base = StepShape(num_new_tokens=3, kv_read_tokens=30, num_sampling=3)
+    assert base.with_prefill(7, 5, True).with_prefill(-7, 5, True) == base
+    assert base.without_decode(10) == StepShape(num_new_tokens=2, kv_read_tokens=20, num_sampling=2)
