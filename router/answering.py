@@ -1,0 +1,154 @@
+"""A running answer: the generations of one HTTP request, merged, turned into text and written out."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from replicas.api import FinishReason, TokenDelta
+from router import sse
+from router.answers import CachedTokens, Usage
+from router.errors import ApiError, ClientGoneError, generation_failed
+from router.formats import AnswerFormat
+from router.generation import Generation
+from router.http import Exchange
+from router.output import Emission, OutputText
+
+_MAX_DELTAS_AHEAD = 64
+"""Deltas that the prompts of one request may be ahead of a client that reads slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRun:
+    """One prompt of a request, being generated."""
+
+    generation: Generation
+    num_prompt_tokens: int
+    outputs: tuple[OutputText, ...]
+    """By output index."""
+
+
+class Answer:
+    """All prompts of one request. Choice index = prompt * n + output index."""
+
+    def __init__(self, runs: Sequence[PromptRun], n: int) -> None:
+        self._runs = runs
+        self._n = n
+        self._num_cached_tokens = 0
+        self._abandoned = False
+
+    @property
+    def outputs(self) -> list[OutputText]:
+        """By choice index."""
+        return [output for run in self._runs for output in run.outputs]
+
+    @property
+    def usage(self) -> Usage:
+        """Totals so far; a prompt counts once however many outputs it has."""
+        prompt = sum(run.num_prompt_tokens for run in self._runs)
+        completion = sum(output.num_tokens for run in self._runs for output in run.outputs)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=CachedTokens(self._num_cached_tokens),
+        )
+
+    def abandon(self) -> None:
+        """End all generations now: nobody waits for the answer any more. Idempotent."""
+        self._abandoned = True
+        for run in self._runs:
+            run.generation.abort()
+
+    async def emissions(self) -> AsyncGenerator[tuple[int, Emission], None]:
+        """Yield what each delta made fit to send, with its choice index; empty ones are left out.
+
+        Raises ClientGoneError once abandoned, and ApiError when a replica fails an output or a generation
+        ends without finishing.
+        """
+        # The first delta of each output says how much of the prompt was cached; outputs share a prompt.
+        cached = [0] * len(self._runs)
+        async with aclosing(_merged([run.generation for run in self._runs])) as deltas:
+            async for prompt, delta in deltas:
+                run = self._runs[prompt]
+                output = run.outputs[delta.index]
+                if output.finish_reason is not None:
+                    continue
+                if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise self._failure(delta.error)
+                if delta.num_cached_tokens is not None:
+                    cached[prompt] = max(cached[prompt], delta.num_cached_tokens)
+                    self._num_cached_tokens = sum(cached)
+                emission = output.feed(delta)
+                if emission.finish_reason is not None and all(o.finish_reason for o in run.outputs):
+                    # A stop string is known here only: the replica would go on.
+                    run.generation.abort()
+                if emission.text or emission.entries or emission.finish_reason:
+                    yield prompt * self._n + delta.index, emission
+        if not all(output.finish_reason for output in self.outputs):
+            raise self._failure(None)
+
+    def _failure(self, reason: str | None) -> Exception:
+        return ClientGoneError() if self._abandoned else generation_failed(reason)
+
+
+async def write_whole(exchange: Exchange, answer: Answer, form: AnswerFormat) -> None:
+    """Wait for all outputs, then answer in one body. Raises ApiError, ClientGoneError."""
+    async with aclosing(answer.emissions()) as emissions:
+        async for _ in emissions:
+            pass
+    await exchange.respond(200, form.whole(answer.outputs, answer.usage))
+
+
+async def write_stream(exchange: Exchange, answer: Answer, form: AnswerFormat, *, with_usage: bool) -> None:
+    """Send one event per emission. Nothing is sent before the first, so a failure until then has its
+    true status; a later one is an error event, after which the stream ends without [DONE].
+
+    Raises ApiError (only before the first byte), ClientGoneError.
+    """
+    try:
+        await _write_events(exchange, answer, form)
+        usage = form.usage_event(answer.usage) if with_usage else b""
+        await exchange.end_stream(usage + sse.DONE)
+    except ApiError as error:
+        if not exchange.started:
+            raise
+        await exchange.end_stream(sse.error_event(error))
+
+
+async def _write_events(exchange: Exchange, answer: Answer, form: AnswerFormat) -> None:
+    opened: set[int] = set()
+    async with aclosing(answer.emissions()) as emissions:
+        async for index, emission in emissions:
+            data = form.event(index, emission)
+            if index not in opened:
+                opened.add(index)
+                data = form.opening(index) + data
+            await exchange.stream(data, sse.HEADERS)
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+    """Yield the deltas of all generations as they come, each with its generation's index."""
+    if len(generations) == 1:
+        async for delta in generations[0]:
+            yield 0, delta
+        return
+    queue: asyncio.Queue[tuple[int, TokenDelta | None]] = asyncio.Queue(_MAX_DELTAS_AHEAD)
+
+    async def pump(index: int, generation: Generation) -> None:
+        async for delta in generation:
+            await queue.put((index, delta))
+        await queue.put((index, None))
+
+    tasks = [asyncio.create_task(pump(i, generation)) for i, generation in enumerate(generations)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            index, arrived = await queue.get()
+            if arrived is None:
+                num_open -= 1
+            else:
+                yield index, arrived
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,144 @@
+"""The router's ASGI application: routes, the outermost error handler, start and end.
+
+Plain ASGI, without middleware: what happens to a request is what `_handle` says, in that order.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+
+from replicas.api import ModelCard
+from router import sse
+from router.answers import ModelEntry, ModelList
+from router.callers import Caller, Identify, anybody
+from router.completions import NUM_THREADS, Completions
+from router.errors import ApiError, ClientGoneError, NoReplicaError, internal_error, no_replica
+from router.generation import Backend
+from router.http import Exchange, Receive, Scope, Send
+from router.text import TextCodec
+from router.validation import check_model
+
+_log: Final = logging.getLogger(__name__)
+_MODELS: Final = "/v1/models/"
+
+Handler = Callable[[Exchange, Caller], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def build_app(backend: Backend, text: TextCodec, *, identify: Identify = anybody) -> App:
+    """Return the OpenAI HTTP application over `backend`."""
+    return _RouterApp(backend, text, identify)
+
+
+class _RouterApp:
+    def __init__(self, backend: Backend, text: TextCodec, identify: Identify) -> None:
+        self._backend = backend
+        self._identify = identify
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
+        self._created = int(time.time())
+        completions = Completions(backend=backend, text=text, pool=self._pool)
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/chat/completions": {"POST": completions.chat},
+            "/v1/completions": {"POST": completions.complete},
+            "/v1/models": {"GET": self._list_models},
+            "/health": {"GET": self._health},
+            "/version": {"GET": self._version},
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._handle(Exchange(scope, receive, send, own_id=uuid.uuid4().hex))
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            # A WebSocket handshake: closing before accepting is the ASGI way to answer 403.
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _handle(self, exchange: Exchange) -> None:
+        try:
+            exchange.check_headers()
+            handler = self._route(exchange)
+            caller = self._identify(exchange.headers)
+            await handler(exchange, caller)
+        except ClientGoneError:
+            return
+        except ApiError as error:
+            await _refuse(exchange, error)
+        except NoReplicaError:
+            await _refuse(exchange, no_replica())
+        except Exception:
+            _log.exception("request %s failed", exchange.request_id)
+            await _refuse(exchange, internal_error())
+
+    def _route(self, exchange: Exchange) -> Handler:
+        methods = self._routes.get(exchange.path)
+        if methods is None and exchange.path.startswith(_MODELS):
+            methods = {"GET": self._show_model}
+        if methods is None:
+            raise ApiError(404, "there is nothing under this URL", code="unknown_url")
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        if method not in methods:
+            allow = ", ".join(methods)
+            raise ApiError(405, f"the method must be {allow}", code="method_not_allowed", allow=allow)
+        return methods[method]
+
+    async def _list_models(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        await exchange.respond(200, msgspec.json.encode(ModelList(data=[self._entry(self._card())])))
+
+    async def _show_model(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        card = self._card()
+        check_model(unquote(exchange.path.removeprefix(_MODELS)), card)
+        await exchange.respond(200, msgspec.json.encode(self._entry(card)))
+
+    async def _health(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        self._card()
+        await exchange.respond(200, b'{"status":"ok"}')
+
+    async def _version(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        await exchange.respond(200, msgspec.json.encode({"version": _installed_version()}))
+
+    def _card(self) -> ModelCard:
+        card = self._backend.card
+        if card is None:
+            raise NoReplicaError
+        return card
+
+    def _entry(self, card: ModelCard) -> ModelEntry:
+        return ModelEntry(id=card.name, created=self._created, max_model_len=card.max_model_len)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            kind = (await receive())["type"]
+            if kind == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            elif kind == "lifespan.shutdown":
+                self._pool.shutdown(wait=False, cancel_futures=True)
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+def _installed_version() -> str:
+    try:
+        return version("headway")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+async def _refuse(exchange: Exchange, error: ApiError) -> None:
+    """Answer with the error in the form that is still possible."""
+    try:
+        if exchange.client_gone:
+            return
+        if exchange.started:
+            await exchange.end_stream(sse.error_event(error))
+        else:
+            await exchange.refuse(error)
+    except ClientGoneError:
+        return

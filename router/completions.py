@@ -1,0 +1,207 @@
+"""POST /v1/chat/completions and /v1/completions: from a body to a running answer."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from random import SystemRandom
+from typing import Final, TypeVar
+
+import msgspec
+
+from replicas.api import ModelCard
+from router.answering import Answer, PromptRun, write_stream, write_whole
+from router.callers import Caller
+from router.chat_template import ChatTemplateError
+from router.errors import ApiError, bad_value, context_exceeded, no_replica, unsupported
+from router.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
+from router.generation import Backend
+from router.http import Exchange
+from router.json_body import decode_body
+from router.output import OutputText
+from router.protocol import CHAT_DECODER, COMPLETION_DECODER, ChatBody, CompletionBody
+from router.sampling import max_tokens_for, num_logprobs, sampling_params, visible_stops
+from router.text import TextCodec, TooManyTokensError
+from router.validation import MAX_CHOICES, check_chat, check_completion, check_model, check_token_ids
+
+T = TypeVar("T")
+Body = TypeVar("Body", ChatBody, CompletionBody)
+
+INLINE_BYTES: Final = 4096
+"""Work on a body this small is done at once (about a millisecond): a thread would cost more than it saves."""
+NUM_THREADS: Final = 2
+"""Parsing and tokenising beside the event loop. Further large bodies wait for these; small ones never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """Serves both endpoints on a backend."""
+
+    backend: Backend
+    text: TextCodec
+    pool: ThreadPoolExecutor
+    draw_seed: Callable[[], int] = lambda: SystemRandom().getrandbits(63)
+    now: Callable[[], float] = time.time
+
+    async def chat(self, exchange: Exchange, caller: Caller) -> None:
+        """Answer a chat request. Raises ApiError, ClientGoneError."""
+        data, body, card = await self._read(exchange, CHAT_DECODER)
+        check_chat(body, card)
+        if self.text.template is None:
+            raise unsupported(
+                "messages", "needs a chat template and this model has none; use /v1/completions"
+            )
+        prompt = await self._offload(len(data), lambda: self._chat_prompt(body, card))
+        await self._answer(exchange, caller, body, card, [prompt], "messages")
+
+    async def complete(self, exchange: Exchange, caller: Caller) -> None:
+        """Answer a text completion request. Raises ApiError, ClientGoneError."""
+        data, body, card = await self._read(exchange, COMPLETION_DECODER)
+        check_completion(body, card)
+        prompts = await self._offload(len(data), lambda: self._prompts(body, card))
+        await self._answer(exchange, caller, body, card, prompts, "prompt")
+
+    async def _read(
+        self, exchange: Exchange, decoder: msgspec.json.Decoder[Body]
+    ) -> tuple[bytes, Body, ModelCard]:
+        data = await exchange.read_json()
+        body = await self._offload(len(data), lambda: decode_body(data, decoder))
+        card = self.backend.card
+        if card is None:
+            raise no_replica()
+        check_model(body.model, card)
+        return data, body, card
+
+    async def _offload(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """Run `work` where it does not hold up the other requests."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    def _chat_prompt(self, body: ChatBody, card: ModelCard) -> list[int]:
+        try:
+            ids = self.text.encode_chat(body.messages, card.max_model_len)
+        except ChatTemplateError as error:
+            raise bad_value("messages", str(error)) from None
+        except TooManyTokensError as error:
+            raise _too_long("messages", error, card) from None
+        if not ids:
+            raise bad_value("messages", "the messages render to an empty prompt")
+        return ids
+
+    def _prompts(self, body: CompletionBody, card: ModelCard) -> list[list[int]]:
+        """Return the token ids of every prompt, in order. Raises ApiError."""
+        prompts = _as_rows(body.prompt)
+        num_choices = len(prompts) * (body.n or 1)
+        if num_choices > MAX_CHOICES:
+            raise bad_value("prompt", f"prompts times n must be at most {MAX_CHOICES}, not {num_choices}")
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        try:
+            encoded = iter(self.text.encode_prompts(texts, card.max_model_len))
+        except TooManyTokensError as error:
+            raise _too_long("prompt", error, card) from None
+        rows = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+        for index, row in enumerate(rows):
+            param = "prompt" if len(rows) == 1 else f"prompt[{index}]"
+            if not row:
+                raise bad_value(param, f"{param} must not be empty")
+            check_token_ids(param, row, card)
+        return rows
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        body: ChatBody | CompletionBody,
+        card: ModelCard,
+        prompts: Sequence[list[int]],
+        param: str,
+    ) -> None:
+        answer = self._start(exchange, caller, body, card, prompts, param)
+        wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        form = self._format(body, card, wants_usage=wants_usage)
+        try:
+            exchange.watch(answer.abandon)
+            if body.stream:
+                await write_stream(exchange, answer, form, with_usage=wants_usage)
+            else:
+                await write_whole(exchange, answer, form)
+        finally:
+            exchange.close()
+            # After a complete answer this changes nothing; after anything else it frees the replica.
+            answer.abandon()
+
+    def _start(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        body: ChatBody | CompletionBody,
+        card: ModelCard,
+        prompts: Sequence[list[int]],
+        param: str,
+    ) -> Answer:
+        """Admit and start every prompt, or none. Raises ApiError, NoReplicaError."""
+        n = body.n or 1
+        specials = self.text.pieces.special_ids
+        stops = visible_stops(body, specials)
+        all_max_tokens = [max_tokens_for(body, len(ids), card, param) for ids in prompts]
+        runs: list[PromptRun] = []
+        try:
+            for ids, max_tokens in zip(prompts, all_max_tokens, strict=True):
+                generation = self.backend.generate(
+                    prompt_ids=tuple(ids),
+                    sampling=sampling_params(
+                        body, max_tokens=max_tokens, seed=self.draw_seed(), special_ids=specials
+                    ),
+                    n=n,
+                    tier=max(caller.tier, body.priority or 0),
+                    cache_salt=caller.cache_salt,
+                    trace_id=exchange.request_id,
+                )
+                outputs = tuple(
+                    OutputText(self.text.pieces, stops=stops, min_tokens=body.min_tokens or 0)
+                    for _ in range(n)
+                )
+                runs.append(PromptRun(generation, len(ids), outputs))
+        except BaseException:
+            for run in runs:
+                run.generation.abort()
+            raise
+        return Answer(runs, n)
+
+    def _format(self, body: ChatBody | CompletionBody, card: ModelCard, *, wants_usage: bool) -> AnswerFormat:
+        is_chat = isinstance(body, ChatBody)
+        head = AnswerHead(
+            id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            created=int(self.now()),
+            model=card.name,
+            fingerprint=card.fingerprint,
+            wants_logprobs=num_logprobs(body) is not None,
+            wants_usage=wants_usage,
+        )
+        return (ChatFormat if is_chat else CompletionFormat)(head, self.text.pieces)
+
+
+def _as_rows(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """Return one entry per prompt; a flat list of ints is one prompt. Raises ApiError for mixtures."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if len(kinds) != 1:
+        what = "be a mixture of strings, ids and lists" if kinds else "be empty"
+        raise bad_value("prompt", f"prompt must not {what}")
+    if kinds == {int}:
+        return [[entry for entry in prompt if isinstance(entry, int)]]
+    return [entry for entry in prompt if not isinstance(entry, int)]
+
+
+def _too_long(param: str, error: TooManyTokensError, card: ModelCard) -> ApiError:
+    return context_exceeded(
+        param,
+        limit=card.max_model_len,
+        num_prompt_tokens=error.at_least,
+        num_requested=None,
+        at_least=True,
+    )

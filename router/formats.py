@@ -1,0 +1,222 @@
+"""Outputs -> OpenAI answers: the two formats, chat and text completion, streamed and whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from router import sse
+from router.answers import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    Delta,
+    TextChoice,
+    TextCompletion,
+    TopChatLogprob,
+    Usage,
+)
+from router.detokenizer import TokenPieces
+from router.output import Emission, OutputText, TokenEntry
+
+_LEAST_LOGPROB: Final = -9999.0
+"""OpenAI's word for a probability of zero; JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What all chunks of an answer repeat."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    model: str
+    fingerprint: str
+    wants_logprobs: bool
+    wants_usage: bool
+    """In a stream: `usage: null` on every chunk, and a last one with the totals."""
+
+
+class AnswerFormat(Protocol):
+    """Writes answers of one endpoint."""
+
+    def opening(self, index: int) -> bytes:
+        """Return what precedes the first event of a choice; may be empty."""
+        ...
+
+    def event(self, index: int, emission: Emission) -> bytes:
+        """Return the event for an emission that is not empty."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """Return the chunk without choices that carries the totals."""
+        ...
+
+    def whole(self, outputs: Sequence[OutputText], usage: Usage) -> bytes:
+        """Return the body of an answer that is not streamed. All outputs have finished."""
+        ...
+
+
+class ChatFormat:
+    """chat.completion and chat.completion.chunk."""
+
+    def __init__(self, head: AnswerHead, pieces: TokenPieces) -> None:
+        self._head = head
+        self._pieces = pieces
+        self._no_usage: UnsetType | None = None if head.wants_usage else UNSET
+
+    def opening(self, index: int) -> bytes:
+        return self._chunk([ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))])
+
+    def event(self, index: int, emission: Emission) -> bytes:
+        return self._chunk(
+            [
+                ChatChunkChoice(
+                    index=index,
+                    delta=Delta(content=emission.text or None),
+                    logprobs=self._logprobs(emission.entries) if emission.entries else None,
+                    finish_reason=emission.finish_reason,
+                )
+            ]
+        )
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._chunk([], usage)
+
+    def whole(self, outputs: Sequence[OutputText], usage: Usage) -> bytes:
+        choices = []
+        for index, output in enumerate(outputs):
+            assert output.finish_reason is not None
+            choices.append(
+                ChatChoice(
+                    index=index,
+                    message=AssistantMessage(output.text),
+                    logprobs=self._logprobs(output.entries) if self._head.wants_logprobs else None,
+                    finish_reason=output.finish_reason,
+                )
+            )
+        head = self._head
+        return msgspec.json.encode(
+            ChatCompletion(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                choices=choices,
+                usage=usage,
+                system_fingerprint=head.fingerprint,
+            )
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
+        head = self._head
+        return sse.event(
+            ChatChunk(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.fingerprint,
+                choices=choices,
+                usage=self._no_usage if usage is None else usage,
+            )
+        )
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
+        return ChatLogprobs([self._logprob(entry) for entry in entries])
+
+    def _logprob(self, entry: TokenEntry) -> ChatLogprob:
+        raw = self._pieces.raw(entry.token_id)
+        return ChatLogprob(
+            _token_text(raw),
+            _finite(entry.logprobs.logprob),
+            list(raw),
+            [self._alternative(top.token_id, top.logprob) for top in entry.logprobs.top],
+        )
+
+    def _alternative(self, token_id: int, logprob: float) -> TopChatLogprob:
+        raw = self._pieces.raw(token_id)
+        return TopChatLogprob(_token_text(raw), _finite(logprob), list(raw))
+
+
+class CompletionFormat:
+    """text_completion."""
+
+    def __init__(self, head: AnswerHead, pieces: TokenPieces) -> None:
+        self._head = head
+        self._pieces = pieces
+        self._no_usage: UnsetType | None = None if head.wants_usage else UNSET
+
+    def opening(self, index: int) -> bytes:  # noqa: ARG002 - chat's has a role to announce, text has not
+        return b""
+
+    def event(self, index: int, emission: Emission) -> bytes:
+        choice = TextChoice(
+            index=index,
+            text=emission.text,
+            logprobs=self._logprobs(emission.entries) if emission.entries else None,
+            finish_reason=emission.finish_reason,
+        )
+        return sse.event(self._answer([choice], self._no_usage))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return sse.event(self._answer([], usage))
+
+    def whole(self, outputs: Sequence[OutputText], usage: Usage) -> bytes:
+        choices = [
+            TextChoice(
+                index=index,
+                text=output.text,
+                logprobs=self._logprobs(output.entries) if self._head.wants_logprobs else None,
+                finish_reason=output.finish_reason,
+            )
+            for index, output in enumerate(outputs)
+        ]
+        return msgspec.json.encode(self._answer(choices, usage))
+
+    def _answer(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> TextCompletion:
+        head = self._head
+        return TextCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> CompletionLogprobs:
+        texts = [self._text(entry.token_id) for entry in entries]
+        sampled = [_finite(entry.logprobs.logprob) for entry in entries]
+        return CompletionLogprobs(
+            texts,
+            sampled,
+            [
+                # The sampled token is always among them, as OpenAI documents.
+                {self._text(top.token_id): _finite(top.logprob) for top in entry.logprobs.top}
+                | {text: logprob}
+                for entry, text, logprob in zip(entries, texts, sampled, strict=True)
+            ],
+            [entry.offset for entry in entries],
+        )
+
+    def _text(self, token_id: int) -> str:
+        text = _token_text(self._pieces.raw(token_id))
+        return f"bytes:{text}" if text.startswith("\\x") else text
+
+
+def _token_text(raw: bytes) -> str:
+    r"""Return a token's text; bytes that are no text by themselves are written as \xf0\x9f."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)
