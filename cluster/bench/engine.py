@@ -1,0 +1,137 @@
+"""`headway bench engine`: the bare engine, no Ray and no HTTP, under a closed load."""
+
+import argparse
+import random
+import statistics
+
+import msgspec
+
+from cluster.bench.drive import Drive, drive
+from cluster.bench.report import commit, percentile, progress
+from cluster.bench.workload import LognormalLengths, fixed_length_request, random_prompt
+from replicas.api import GenerateRequest
+from replicas.config import Batching, EngineConfig
+from replicas.engine import Engine
+from replicas.startup import OpenedRunner, open_runner
+
+NAME = "engine"
+HELP = "output tokens/s, TTFT, ITL and step time of the bare engine"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--batching", choices=["continuous", "static", "static_live_rows"], default="continuous"
+    )
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time, and seats")
+    parser.add_argument("--input-tokens", type=int, default=64, help="median prompt length")
+    parser.add_argument("--output-tokens", type=int, default=32, help="median output length")
+    parser.add_argument("--max-input-tokens", type=int, help="longest prompt (default 5 x the median)")
+    parser.add_argument("--max-output-tokens", type=int, help="longest output (default 5 x the median)")
+    parser.add_argument("--sigma", type=float, default=0.6, help="spread of the lognormal lengths; 0 = fixed")
+    parser.add_argument("--itl-target-ms", type=float)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    defaults = EngineConfig()
+    parser.add_argument("--model", default=defaults.model)
+    parser.add_argument("--attention", default=defaults.attention, help="attention backend")
+    parser.add_argument("--numerics", choices=["exact", "fast"], help="default: exact on CPU")
+    parser.add_argument("--num-threads", type=int, help="CPU threads (default: all cores)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--quantization", choices=["none"], default="none")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    requests = _requests(args, vocab_size=1000)
+    opened = open_runner(engine_config(args, max_num_seqs=args.concurrency), progress)
+    engine = new_engine(opened, args.batching)
+    warm_up(engine)
+    measured = drive(engine, requests, args.concurrency)
+    engine.scheduler.check_integrity()
+    return {**speed(measured), **identity(opened, args), **_workload(args, measured)}
+
+
+def engine_config(args: argparse.Namespace, max_num_seqs: int) -> EngineConfig:
+    return EngineConfig(
+        model=args.model,
+        device=args.device,
+        attention=args.attention,
+        numerics=args.numerics,
+        num_threads=args.num_threads,
+        max_num_seqs=max_num_seqs,
+        itl_target_ms=getattr(args, "itl_target_ms", None),
+    )
+
+
+def new_engine(opened: OpenedRunner, batching: Batching) -> Engine:
+    """A fresh engine over the same runner: one set of weights serves all modes of a comparison."""
+    config = msgspec.structs.replace(opened.resolved, batching=batching)
+    eos = frozenset(opened.card.eos_token_ids)
+    return Engine(config, opened.runner, vocab_size=opened.card.vocab_size, eos_token_ids=eos)
+
+
+def warm_up(engine: Engine) -> None:
+    """A few steps outside the measurement: pages touched, kernels loaded."""
+    drive(engine, [fixed_length_request(-1, (1, 2, 3, 4), 8)], concurrency=1)
+    engine.scheduler.cache.pool.forget_all()
+
+
+def speed(measured: Drive) -> dict[str, object]:
+    """The figures of a drive under their published keys."""
+    return {
+        "output_tokens_per_s": measured.output_tokens_per_s,
+        "total_tokens_per_s": measured.total_tokens_per_s,
+        "ttft_ms_p50": percentile(measured.ttft_ms, 50),
+        "ttft_ms_p99": percentile(measured.ttft_ms, 99),
+        "itl_ms_p50": percentile(measured.itl_ms, 50),
+        "itl_ms_p99": percentile(measured.itl_ms, 99),
+        "step_ms_p50": percentile(measured.step_ms, 50),
+        "scheduler_us_p50": percentile(measured.scheduler_us, 50),
+        "kv_utilisation": statistics.median(measured.kv_utilisation),
+        "prompt_tokens": measured.prompt_tokens,
+        "output_tokens": measured.output_tokens,
+        "steps": len(measured.step_ms),
+        "wall_s": measured.wall_s,
+    }
+
+
+def identity(opened: OpenedRunner, args: argparse.Namespace) -> dict[str, object]:
+    """What was measured: model, kernels, numerics, commit."""
+    return {
+        "model": opened.card.name,
+        "attention": opened.attention,
+        "quantization": args.quantization,
+        "numerics": opened.numerics,
+        "num_threads": opened.num_threads,
+        "commit": commit(),
+    }
+
+
+def _requests(args: argparse.Namespace, vocab_size: int) -> list[GenerateRequest]:
+    rng = random.Random(args.seed)
+    inputs = _lengths(args.input_tokens, args.max_input_tokens, args.sigma)
+    outputs = _lengths(args.output_tokens, args.max_output_tokens, args.sigma)
+    return [
+        fixed_length_request(i, random_prompt(inputs.draw(rng), vocab_size, rng), outputs.draw(rng))
+        for i in range(args.requests)
+    ]
+
+
+def _lengths(median: int, longest: int | None, sigma: float) -> LognormalLengths:
+    return LognormalLengths(median=median, sigma=sigma, longest=longest or 5 * median)
+
+
+def _workload(args: argparse.Namespace, measured: Drive) -> dict[str, object]:
+    return {
+        "batching": args.batching,
+        "requests": len(measured.ttft_ms),
+        "concurrency": args.concurrency,
+        "input_tokens": args.input_tokens,
+        "output_tokens_median": args.output_tokens,
+        "sigma": args.sigma,
+        "itl_target_ms": args.itl_target_ms,
+        "seed": args.seed,
+    }

@@ -1,0 +1,65 @@
+"""`headway bench kv`: how much of the allocated KV memory holds live tokens, paged and contiguous."""
+
+import argparse
+import random
+import statistics
+
+from cluster.bench.report import commit
+from cluster.bench.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
+from replicas.api import GenerateRequest, SamplingParams
+from replicas.config import ResolvedConfig
+from replicas.engine import Engine
+from replicas.null_runner import NullRunner
+
+NAME = "kv"
+HELP = "KV block use under ShareGPT-like lengths, and concurrency against contiguous allocation"
+MAX_MODEL_LEN = 9216
+VOCAB_SIZE = 32_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pool-tokens", type=int, default=320_000, help="tokens the pool holds")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    config = ResolvedConfig(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=4096,
+        max_num_batched_tokens=8192,
+        block_size=args.block_size,
+        num_blocks=args.pool_tokens // args.block_size,
+        enable_prefix_caching=False,
+    )
+    engine = Engine(config, NullRunner(0.0, VOCAB_SIZE), vocab_size=VOCAB_SIZE, eos_token_ids=frozenset())
+    rng = random.Random(args.seed)
+    num_requests = 0
+    utilisation, concurrent = [], []
+    for step in range(args.steps):
+        while engine.scheduler.num_waiting < 8:
+            prompt = (1,) * SHAREGPT_INPUT.draw(rng)
+            sampling = SamplingParams(max_tokens=SHAREGPT_OUTPUT.draw(rng), ignore_eos=True)
+            request = GenerateRequest(request_id=num_requests, prompt_ids=prompt, sampling=sampling)
+            engine.add(request, "bench")
+            num_requests += 1
+        engine.step()
+        if step >= args.steps // 3:  # the pool is full and lengths are mixed
+            utilisation.append(engine.kv_utilisation())
+            concurrent.append(engine.scheduler.num_running)
+    engine.scheduler.check_integrity()
+    return {
+        "kv_utilisation": statistics.median(utilisation),
+        "kv_utilisation_min": min(utilisation),
+        "max_concurrent_paged": max(concurrent),
+        "median_concurrent_paged": statistics.median(concurrent),
+        "max_concurrent_contiguous": args.pool_tokens // MAX_MODEL_LEN,
+        "block_size": args.block_size,
+        "pool_tokens": args.pool_tokens,
+        "max_model_len": MAX_MODEL_LEN,
+        "requests": num_requests,
+        "preemptions": engine.scheduler.num_preemptions,
+        "seed": args.seed,
+        "commit": commit(),
+    }

@@ -1,0 +1,33 @@
+import argparse
+from types import ModuleType
+
+import pytest
+
+from cluster.bench import kv, scheduler
+
+
+def run(module: ModuleType, *arguments: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    report: dict[str, object] = module.run(parser.parse_args(arguments))
+    return report
+
+
+@pytest.mark.parametrize("num_seqs", [1, 40])
+def test_scheduler_bench_counts_what_it_ran(num_seqs: int) -> None:
+    report = run(scheduler, "--seqs", str(num_seqs), "--steps", "20")
+    assert report["num_seqs"] == num_seqs
+    # 20 measured and 50 warm-up steps, and the steps in which prompts were still computed.
+    assert isinstance(report["output_tokens"], int)
+    assert report["output_tokens"] >= num_seqs * 70
+    assert {"step_us_p50", "step_us_p99"} <= report.keys()
+
+
+def test_kv_blocks_hold_at_least_96_percent_live_tokens() -> None:
+    report = run(kv, "--steps", "600")
+    utilisation, paged = report["kv_utilisation"], report["max_concurrent_paged"]
+    assert isinstance(utilisation, float)
+    assert isinstance(paged, int)
+    assert 0.96 <= utilisation <= 1.0
+    assert report["max_concurrent_contiguous"] == 34
+    assert paged > 2 * 34
