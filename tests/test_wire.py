@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from replicas import frames
 from replicas.api import LEASE_GRACE_S, LEASE_S, FinishReason
+from router.streams import MAX_LOST_BATCHES
 from tests.wire_world import Router, Subscription, World, make_request
 
 Action = Callable[[World, Router, Random], None]
@@ -55,6 +56,12 @@ def lose_call(world: World, router: Router, draw: Random) -> None:
         world.late_batches.append(call.batch)
         call.reply = None
         world.finish_call(router, call)
+
+
+def lose_call_seldom(world: World, router: Router, draw: Random) -> None:
+    if router.num_lost < MAX_LOST_BATCHES - 1:
+        router.num_lost += bool(router.calls)
+        lose_call(world, router, draw)
 
 
 def deliver_late_batch(world: World, router: Router, draw: Random) -> None:
@@ -170,6 +177,19 @@ def check_any_faults(seed: int, fault_rate: float) -> None:
         assert not any(output.finish_reason is FinishReason.ERROR for output in outputs)
     world.advance(LEASE_S + LEASE_GRACE_S + 0.1)  # for what dead routers and late batches left behind
     assert not world.engine.requests
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_faults_that_pass_fail_no_stream(seed: int) -> None:
+    draw = Random(seed)
+    world = World(num_routers=2)
+    passing = dict.fromkeys(FAULTS.keys() - {stand_still, restart_router, restart_replica, lose_call}, 0.5)
+    weights = WORK | passing | {lose_call_seldom: 1.0}
+    for action in draw.choices(list(weights), list(weights.values()), k=400):
+        action(world, draw.choice(world.routers), draw)
+    world.settle()
+    assert not any(router.num_failed_epochs for router in world.routers)
 
 
 def test_any_faults_with_the_real_limits() -> None:

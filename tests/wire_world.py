@@ -146,6 +146,7 @@ class Router:
         self.outputs: dict[tuple[int, int], Output] = {}
         self.calls: list[Call] = []
         self.num_failed_epochs = 0
+        self.num_lost = 0
         self.begin(epoch, replica_epoch)
 
     def begin(self, epoch: int, replica_epoch: int) -> None:
