@@ -4,6 +4,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Callable
+from contextvars import Context
 
 
 class ReplicaSet:
@@ -28,14 +29,17 @@ class ReplicaSet:
             watchers = [(loop, changed) for loop, changed in self._watchers if not loop.is_closed()]
             self._watchers = watchers
         for loop, changed in watchers:
-            loop.call_soon_threadsafe(changed, names)
+            loop.call_soon_threadsafe(changed, names, context=Context())
 
     def watch(self, changed: Callable[[frozenset[str]], None]) -> None:
-        """Call `changed` on the running event loop with the current names, then with every later set."""
+        """Call `changed` on the running event loop with the current names, then with every later set.
+
+        It runs in an empty context, so that what it starts does not belong to some Serve request.
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
             self._watchers.append((loop, changed))
-            loop.call_soon(changed, self._names)
+            loop.call_soon(changed, self._names, context=Context())
 
     def hold(self, name: str) -> None:
         """Keep a replica callable although it drains. Counted: each hold needs its release."""

@@ -1,0 +1,156 @@
+"""The Serve application, and the life of a cluster that serves it."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.serve import Application, RunTarget
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from cluster.config import ClusterConfig, HttpConfig, parse_config
+from cluster.deployments import OpenApp, OpenPump, replica_deployment, router_deployment
+from cluster.errors import StartError
+from cluster.loading import LoadState, read_progress
+from cluster.parts import open_app, open_pump
+from replicas.api import ModelCard
+from replicas.errors import EngineError
+
+POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an application is made of; replaced to serve without a model."""
+
+    open_pump: OpenPump = open_pump
+    open_app: OpenApp = open_app
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """Return the application for a config document: Serve's import path `cluster.app:build`."""
+    return application(parse_config(arguments))
+
+
+def application(
+    config: ClusterConfig, parts: Parts | None = None, progress_folder: Path | None = None
+) -> Application:
+    """Return the application; replicas report how far they are into `progress_folder`, if given."""
+    parts = parts or Parts()
+    replicas = replica_deployment.options(
+        num_replicas=config.replicas,
+        ray_actor_options=_replica_resources(config),
+        graceful_shutdown_timeout_s=config.drain_s,
+    ).bind(config.engine, parts.open_pump, None if progress_folder is None else str(progress_folder))
+    routers = router_deployment.options(
+        num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
+    )
+    app: Application = routers.bind(replicas, config.engine, parts.open_app)
+    return app
+
+
+def _replica_resources(config: ClusterConfig) -> dict[str, float]:
+    device = config.engine.device
+    has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
+    if device == "cuda" or (device == "auto" and has_gpu):
+        return {"num_cpus": 1, "num_gpus": 1}
+    return {"num_cpus": config.engine.num_threads or 1}
+
+
+@contextlib.contextmanager
+def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
+    """Run a Ray of our own, with files in `folder`, for the time of the block.
+
+    The environment of this process must hold `serve_environment` since before `ray.serve` was imported.
+    """
+    _quieten()
+    num_cpus = config.replicas * int(_replica_resources(config)["num_cpus"])
+    ray.init(
+        "local",
+        num_cpus=max(os.cpu_count() or 1, num_cpus),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+        _temp_dir=str(folder / "ray"),
+    )
+    try:
+        _start_serve(config.http)
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def running_ray(config: ClusterConfig, address: str) -> Iterator[None]:
+    """Connect to a cluster for the time of the block; the application is removed at its end."""
+    _quieten()
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    try:
+        _start_serve(config.http)
+        try:
+            yield
+        finally:
+            serve.delete(config.name, _blocking=False)
+    finally:
+        ray.shutdown()
+
+
+def _quieten() -> None:
+    """Leave what Ray has to tell to its log files; what goes wrong is raised."""
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _start_serve(http: HttpConfig) -> None:
+    serve.start(proxy_location="HeadOnly", http_options={"host": http.host, "port": http.port})
+
+
+def deploy(config: ClusterConfig, parts: Parts | None = None, progress_folder: Path | None = None) -> None:
+    """Hand the application to Serve; returns before it is up."""
+    target = RunTarget(
+        target=application(config, parts, progress_folder),
+        name=config.name,
+        route_prefix="/",
+        logging_config=LoggingConfig(enable_access_log=False),
+    )
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def wait_until_serving(
+    config: ClusterConfig,
+    progress_folder: Path,
+    note: Callable[[LoadState], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> ModelCard | None:
+    """Block until every replica serves; return the model's card if replicas of this host reported it.
+
+    `note` gets the state of one that does not yet, again and again. Raises EngineError when loading
+    failed for a reason that the user can mend, StartError otherwise.
+    """
+    while True:
+        states = read_progress(progress_folder)
+        for state in states:
+            if state.error is not None:
+                raise (EngineError if state.is_users else StartError)(state.error)
+        if states:
+            note(states[0])
+        status = serve.status().applications.get(config.name)
+        if status is not None and status.status == ApplicationStatus.RUNNING:
+            return states[0].card if states else None
+        if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
+            raise StartError(_reason(status.message))
+        sleep(POLL_S)
+
+
+def _reason(message: str) -> str:
+    """Return the last line of Serve's account of a failure: the error itself, below its traceback."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[-1][:1000] if lines else "Serve gives no reason"

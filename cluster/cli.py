@@ -1,0 +1,126 @@
+"""The `headway` command. Ray, torch and the like are imported only once a command needs them."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.config import ClusterConfig, load_config
+from cluster.environment import port_problem
+from cluster.errors import StartError
+from replicas.errors import ConfigError, EngineError
+from replicas.progress import Progress
+
+EXIT_FAILED: Final = 1
+EXIT_MISUSED: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `headway`; returns the exit code: 0, 1 for a failure, 2 for a mistake of the caller."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments).parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="headway", description="Serve language models with a latency promise per customer tier."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="serve a model over HTTP", description=_serve.__doc__))
+    bench = commands.add_parser("bench", help="measure what Headway claims")
+    if arguments[:1] == ["bench"]:
+        from cluster.bench import add_parsers
+
+        add_parsers(bench)
+        bench.set_defaults(run=_bench)
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file; options override it")
+    parser.add_argument("--model", help="bundled name, folder, .gguf file, or Hub id")
+    parser.add_argument("--replicas", type=_at_least_one, metavar="N", help="engines to run")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=_port, help="port to listen on (default 8000)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where the engines run")
+    parser.add_argument("--address", help="running Ray cluster to use instead of a local one")
+    parser.set_defaults(run=_serve)
+
+
+def _at_least_one(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    port = _at_least_one(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port (1 to 65535)")
+    return port
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Serve a model over HTTP until Ctrl-C, on a Ray of its own that ends with it."""
+    from cluster.serving import StopRequested, serving
+    from cluster.terminal import StartDisplay, error_line, ready_lines
+
+    try:
+        config = _configured(options)
+        with StartDisplay() as display:
+            config = _with_located_model(config, display.show)
+            problem = port_problem(config.http.host, config.http.port)
+            if problem is not None and options.address is None:
+                raise ConfigError(problem)
+            with serving(config, display, address=options.address) as up:
+                display.end()
+                print(ready_lines(config, up.url, up.card), flush=True)
+                while True:
+                    signal.pause()
+    except (StopRequested, KeyboardInterrupt):
+        return 0
+    except EngineError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_MISUSED
+    except StartError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _configured(options: argparse.Namespace) -> ClusterConfig:
+    config = load_config(options.config) if options.config else ClusterConfig()
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    engine = {name: given[name] for name in ("model", "device") if name in given}
+    http = {name: given[name] for name in ("host", "port") if name in given}
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        replicas=given.get("replicas", config.replicas),
+        engine=replace(config.engine, **engine),
+        http=replace(config.http, **http),
+    )
+
+
+def _with_located_model(config: ClusterConfig, progress: Progress) -> ClusterConfig:
+    """Find (and convert) the model before Ray starts: a wrong name then costs no time."""
+    from replicas.model_source import BUNDLED, locate
+
+    model = config.engine.model
+    locate(model, progress)
+    path = Path(model).expanduser()
+    if model not in BUNDLED and path.exists():
+        model = str(path.resolve())  # replicas run in other folders
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=model))
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from cluster.bench.report import print_report
+
+    print_report(options.bench(options), options.json)
+    return 0

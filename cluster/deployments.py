@@ -1,0 +1,227 @@
+"""The Serve deployments, and the carrier of messages between them."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import msgspec
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException, RequestCancelledError
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
+
+from cluster.loading import ProgressFile
+from replicas.config import EngineConfig
+from replicas.progress import Progress
+from replicas.pump import EnginePump
+from router.backend import ReplicaBackend
+from router.generation import Backend
+from router.pinned_router import PinnedRouter
+from router.replica_set import ReplicaSet, replica_set
+from router.transport import FrameStream, ReplicaGoneError
+
+OpenPump = Callable[[EngineConfig, Progress], EnginePump]
+"""Builds a ready engine, not yet started; blocks. Must be importable on every node."""
+AsgiApp = Callable[..., Any]
+OpenApp = Callable[[Backend, EngineConfig], AsgiApp]
+"""Builds the HTTP application over a backend; blocks. Must be importable on every node."""
+
+UNBOUNDED_REQUESTS = 1_000_000
+"""Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
+
+
+class ServeTransport:
+    """router.transport.Transport over a deployment handle. For one event loop.
+
+    Calls go by gRPC instead of Ray's object store (`_by_reference=False`), from a router on the caller's
+    own loop: a third of the CPU time, and a replica notices within milliseconds that its caller died.
+    All methods must run in a context without a Serve request: calls made inside one share its id, and
+    two at once collide in Ray.
+    """
+
+    def __init__(self, replicas: DeploymentHandle[Any]) -> None:
+        replicas._init(_run_router_in_separate_loop=False)
+        serialization = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        self._calls = replicas.options(_by_reference=False, **serialization)
+        self._streams = self._calls.options(stream=True)
+        self._replicas = replica_set()
+
+    def watch(self, changed: Callable[[frozenset[str]], None]) -> None:
+        self._replicas.watch(changed)
+
+    async def card(self, replica: str) -> bytes:
+        return await self._call(self._calls.card, replica)
+
+    async def send(self, replica: str, batch: bytes) -> bytes:
+        return await self._call(self._calls.submit, replica, batch)
+
+    def subscribe(self, replica: str, subscribe: bytes) -> FrameStream:
+        if not self._replicas.reachable(replica):
+            return _GoneStream(replica)
+        self._replicas.hold(replica)
+        response = self._streams.frames.remote(subscribe, replica=replica)
+        return _ServeStream(replica, response, self._replicas)
+
+    async def _call(self, method: Any, replica: str, *arguments: bytes) -> bytes:
+        if not self._replicas.reachable(replica):
+            raise ReplicaGoneError(replica)
+        response = method.remote(*arguments, replica=replica)
+        try:
+            reply: bytes = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayActorError, RayServeException, grpc.RpcError) as error:
+            raise ReplicaGoneError(f"{replica}: {_first_line(error)}") from error
+        return reply
+
+
+class _ServeStream:
+    """An open subscription. Holds its replica, so that a draining one stays reachable until it ends."""
+
+    def __init__(
+        self, replica: str, response: DeploymentResponseGenerator[Any], replicas: ReplicaSet
+    ) -> None:
+        self._replica = replica
+        self._response = response
+        self._replicas: ReplicaSet | None = replicas
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for frames in self._response:
+                for frame in frames:
+                    yield frame
+        except RequestCancelledError:
+            return
+        except (RayActorError, RayServeException, grpc.RpcError) as error:
+            raise ReplicaGoneError(f"{self._replica}: {_first_line(error)}") from error
+        finally:
+            self._release()
+
+    def cancel(self) -> None:
+        self._response.cancel()
+        self._release()
+
+    def _release(self) -> None:
+        if self._replicas is not None:
+            self._replicas.release(self._replica)
+            self._replicas = None
+
+
+class _GoneStream:
+    """A subscription to a replica that cannot be reached."""
+
+    def __init__(self, replica: str) -> None:
+        self._replica = replica
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        raise ReplicaGoneError(self._replica)
+
+    def cancel(self) -> None:
+        """Nothing is open."""
+
+
+class Replica:
+    """One engine. Every method names the replica it is meant for and refuses to be another."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: EngineConfig, open_pump: OpenPump, progress_folder: str | None
+    ) -> None:
+        self._name = serve.get_replica_context().replica_id.unique_id
+        progress = ProgressFile.open(progress_folder, self._name)
+        try:
+            # Off the loop: loading takes long, and Serve watches that the loop answers.
+            self._pump = await asyncio.to_thread(open_pump, config, progress.note)
+        except Exception as error:
+            progress.fail(error)
+            raise
+        self._pump.start()
+        progress.finish(self._pump.card)
+
+    async def card(self, *, replica: str) -> bytes:
+        """Return the encoded ModelCard."""
+        self._check_name(replica)
+        return msgspec.msgpack.encode(self._pump.card)
+
+    async def submit(self, batch: bytes, *, replica: str) -> bytes:
+        """Take an encoded CommandBatch, return the encoded BatchReply."""
+        self._check_name(replica)
+        return self._pump.apply(batch)
+
+    async def frames(self, subscribe: bytes, *, replica: str) -> AsyncIterator[list[bytes]]:
+        """Yield the frames of a step stream, as many at a time as have come: that bounds their cost."""
+        self._check_name(replica)
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(ready.set)
+
+        subscription = self._pump.subscribe(subscribe, wake)
+        try:
+            while True:
+                await ready.wait()
+                ready.clear()
+                is_last = subscription.closed
+                if frames := subscription.take():
+                    yield frames
+                if is_last:
+                    return
+        finally:
+            subscription.close()
+
+    def check_health(self) -> None:
+        """Raise when this process should be replaced. Serve calls it every other second."""
+        reason = self._pump.failure()
+        if reason is not None:
+            raise RuntimeError(reason)
+
+    def __del__(self) -> None:
+        """End the engine's thread. Serve calls this after the drain."""
+        if hasattr(self, "_pump"):  # loading may have failed
+            self._pump.stop()
+
+    def _check_name(self, replica: str) -> None:
+        if replica != self._name:
+            raise ReplicaGoneError(f"{replica}: answered by {self._name}")
+
+
+class Router:
+    """The HTTP side: one ASGI application over all replicas. Healthy without replicas, but not ready."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, replicas: DeploymentHandle[Any], config: EngineConfig, open_app: OpenApp
+    ) -> None:
+        self._backend = ReplicaBackend(
+            ServeTransport(replicas),
+            router_id=serve.get_replica_context().replica_id.unique_id,
+            first_epoch=time.time_ns(),
+            draw=random.Random(),
+        )
+        self._app = await asyncio.to_thread(open_app, self._backend, config)
+        self._backend.start()
+
+    def __serve_build_asgi_app__(self) -> AsgiApp:
+        return self._app
+
+
+# Not decorators: the classes stay importable by their names, so that Ray pickles them by reference.
+replica_deployment: Any = serve.deployment(
+    name="Replica",
+    max_ongoing_requests=UNBOUNDED_REQUESTS,
+    health_check_period_s=2.0,
+    health_check_timeout_s=10.0,
+    graceful_shutdown_wait_loop_s=1.0,
+    request_router_config=RequestRouterConfig(request_router_class=PinnedRouter),
+)(Replica)
+router_deployment: Any = serve.deployment(
+    name="Router", max_ongoing_requests=UNBOUNDED_REQUESTS, ray_actor_options={"num_cpus": 0}
+)(serve.ingress()(Router))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

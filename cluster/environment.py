@@ -1,0 +1,76 @@
+"""Environment of a local cluster: what Ray Serve reads before anything starts, private to one cluster.
+
+Serve takes these settings from environment variables of the process that starts Ray, when `ray.serve` is
+first imported: apply them before.
+"""
+
+import random
+import socket
+from pathlib import Path
+from typing import Final
+
+from cluster.config import HttpConfig
+
+NUM_INGRESS_PORTS: Final = 1000
+"""A stopped router's port is not used again for max_stream_s + 30 s; so many routers may come and go."""
+INGRESS_PORTS: Final = range(10_000, 31_000)
+"""Below the ports that the kernel gives to clients, from which Ray takes its own."""
+
+
+def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> dict[str, str]:
+    """Return the variables of a cluster that keeps its files in `folder`.
+
+    Ports that clients do not see are free ones of this moment: two clusters on one host do not collide.
+    """
+    first_port = draw.randrange(INGRESS_PORTS.start, INGRESS_PORTS.stop - NUM_INGRESS_PORTS)
+    sockets = folder / "ha"
+    return {
+        # HAProxy passes bytes straight to the routers: no Python proxy of Serve's in the token path.
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_MAXCONN": str(http.max_connections),
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(http.num_threads),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(http.max_stream_s),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(http.max_stream_s),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(sockets / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(sockets),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(sockets / "server-state"),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + NUM_INGRESS_PORTS),
+        # No load balancer but HAProxy has to notice that a router leaves.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        # Serve reads some client headers before our application does.
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.ingress:middlewares",
+        # One event loop per process: a token crosses no thread between two sockets.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def free_port() -> int:
+    """A TCP port of this host that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def port_problem(host: str, port: int) -> str | None:
+    """Why a server could not listen there; None when it can."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        return f"host {host!r} is not known: {error.strerror}"
+    family, kind, protocol, _, address = addresses[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return f"cannot listen on {host}:{port}: {error.strerror}"
+    return None
