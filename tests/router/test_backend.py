@@ -1,0 +1,311 @@
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from replicas.api import LEASE_GRACE_S, LEASE_S, FinishReason, SamplingParams, TokenDelta
+from router.backend import ReplicaBackend, ReplicaGeneration
+from router.connection import RETRY_S
+from router.errors import NoReplicaError
+from tests.router.fake_transport import STEP_S, FakeReplica, serving
+from tests.virtual_time import run
+from tests.wire_world import expected_token
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run_test(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return run_test
+
+
+def generate(backend: ReplicaBackend, max_tokens: int = 5, n: int = 1) -> ReplicaGeneration:
+    return backend.generate(prompt_ids=(1, 2), sampling=SamplingParams(max_tokens=max_tokens), n=n)
+
+
+async def read(generation: ReplicaGeneration) -> list[TokenDelta]:
+    return [delta async for delta in generation]
+
+
+def token_ids(deltas: list[TokenDelta], index: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+def finishes(deltas: list[TokenDelta]) -> list[FinishReason]:
+    return [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
+
+
+def expected(generation: ReplicaGeneration, num_tokens: int, index: int = 0) -> list[int]:
+    request_id = generation.request.request_id
+    return [expected_token(request_id, 0, index, position) for position in range(num_tokens)]
+
+
+@in_virtual_time
+async def test_a_generation_brings_its_tokens_and_one_finish() -> None:
+    async with serving("a") as (backend, _):
+        generation = generate(backend, max_tokens=5)
+        deltas = await read(generation)
+        assert token_ids(deltas) == expected(generation, 5)
+        assert finishes(deltas) == [FinishReason.LENGTH]
+        assert backend.num_generations == 0
+
+
+@in_virtual_time
+async def test_all_outputs_of_a_generation_end_before_it_ends() -> None:
+    async with serving("a") as (backend, _):
+        generation = generate(backend, max_tokens=3, n=2)
+        deltas = await read(generation)
+        for index in (0, 1):
+            assert token_ids(deltas, index) == expected(generation, 3, index)
+        assert finishes(deltas) == [FinishReason.LENGTH] * 2
+
+
+@in_virtual_time
+async def test_without_replicas_there_is_no_card_and_nothing_starts() -> None:
+    async with serving() as (backend, _):
+        assert (backend.card, backend.ready()) == (None, False)
+        with pytest.raises(NoReplicaError):
+            generate(backend)
+
+
+@in_virtual_time
+async def test_a_connected_replica_shows_its_card_and_its_load() -> None:
+    async with serving("a") as (backend, _):
+        assert backend.card is not None
+        assert (backend.card.name, backend.ready()) == ("m", True)
+        generation = generate(backend)
+        await anext(generation)
+        assert backend.loads()["a"].num_running == 1
+
+
+@in_virtual_time
+async def test_submits_of_one_loop_tick_travel_in_one_batch() -> None:
+    async with serving("a") as (backend, transport):
+        transport.batches.clear()
+        for _ in range(3):
+            generate(backend)
+        await asyncio.sleep(STEP_S)
+        assert [len(batch.commands) for _, batch in transport.batches] == [3]
+
+
+@in_virtual_time
+async def test_requests_spread_over_the_least_busy_replicas() -> None:
+    async with serving("a", "b") as (backend, transport):
+        for _ in range(6):
+            generate(backend, max_tokens=100)
+        await asyncio.sleep(2 * STEP_S)
+        assert [len(replica.engine.requests) for replica in transport.replicas.values()] == [3, 3]
+
+
+@in_virtual_time
+async def test_an_abort_ends_the_iteration_and_the_work() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=1000)
+        await anext(generation)
+        reader = asyncio.create_task(read(generation))
+        await asyncio.sleep(0)
+        generation.abort()
+        generation.abort()
+        assert await reader == []
+        await asyncio.sleep(STEP_S)
+        assert transport.replicas["a"].engine.requests == {}
+        assert backend.num_generations == 0
+
+
+@in_virtual_time
+async def test_an_abort_after_the_end_sends_nothing() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=1)
+        await read(generation)
+        transport.batches.clear()
+        generation.abort()
+        await asyncio.sleep(STEP_S)
+        assert transport.batches == []
+
+
+@in_virtual_time
+async def test_a_slow_reader_finds_its_tokens_coalesced() -> None:
+    async with serving("a") as (backend, _):
+        generation = generate(backend, max_tokens=50)
+        await asyncio.sleep(60 * STEP_S)
+        (delta,) = await read(generation)
+        assert delta.token_ids == expected(generation, 50)
+
+
+@in_virtual_time
+async def test_a_lost_reply_changes_nothing_for_the_stream() -> None:
+    async with serving("a") as (backend, transport):
+        transport.num_sends_to_lose = 2
+        generation = generate(backend)
+        assert token_ids(await read(generation)) == expected(generation, 5)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("num_breaks", [1, 3])
+async def test_a_broken_subscription_loses_nothing(num_breaks: int) -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=20)
+        await anext(generation)
+        for _ in range(num_breaks):
+            transport.streams[-1].put(None)
+            await asyncio.sleep(2 * STEP_S)
+        assert token_ids([TokenDelta(0, 0, 0, expected(generation, 1)), *await read(generation)]) == expected(
+            generation, 20
+        )
+        assert [stream.is_cancelled for stream in transport.streams] == [True] * num_breaks + [False]
+
+
+@in_virtual_time
+async def test_pings_keep_the_lease_of_a_router_that_only_waits() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=2)
+        await asyncio.sleep(0)
+        transport.replicas["a"].engine.step = dict  # type: ignore[method-assign,assignment]  # no progress
+        await asyncio.sleep(10 * (LEASE_S + LEASE_GRACE_S))
+        del transport.replicas["a"].engine.step
+        assert token_ids(await read(generation)) == expected(generation, 2)
+
+
+@in_virtual_time
+async def test_a_dead_replica_ends_each_output_with_one_error() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=1000, n=2)
+        await anext(generation)
+        transport.replicas["a"].die()
+        deltas = await read(generation)
+        assert finishes(deltas) == [FinishReason.ERROR] * 2
+        assert all(delta.error for delta in deltas if delta.finish_reason)
+        assert (backend.ready(), backend.num_generations) == (False, 0)
+
+
+@in_virtual_time
+async def test_the_streams_of_other_replicas_survive_a_death() -> None:
+    async with serving("a", "b") as (backend, transport):
+        generations = [generate(backend, max_tokens=20) for _ in range(2)]
+        transport.replicas["a"].die()
+        reasons = [finishes(await read(generation)) for generation in generations]
+        assert sorted(reasons) == [[FinishReason.ERROR], [FinishReason.LENGTH]]
+        assert backend.ready()
+
+
+@in_virtual_time
+async def test_a_replica_that_starts_anew_is_used_again() -> None:
+    async with serving("a") as (backend, transport):
+        lost = generate(backend, max_tokens=1000)
+        await anext(lost)
+        transport.replicas["a"].die()
+        transport.replicas["a"] = FakeReplica(epoch=99)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(transport.replicas["a"].run())
+            assert finishes(await read(lost)) == [FinishReason.ERROR]
+            await asyncio.sleep(RETRY_S + STEP_S)
+            generation = generate(backend)
+            assert token_ids(await read(generation)) == expected(generation, 5)
+            transport.replicas["a"].die()
+
+
+@in_virtual_time
+async def test_a_replica_that_never_answers_is_given_up() -> None:
+    async with serving("a") as (backend, transport):
+        transport.is_silent = True
+        assert finishes(await read(generate(backend))) == [FinishReason.ERROR]
+
+
+@in_virtual_time
+async def test_an_epoch_that_the_replica_ended_is_followed_by_the_next() -> None:
+    async with serving("a") as (backend, transport):
+        transport.replicas["a"].carry_out(
+            transport.replicas["a"].sessions.expire(asyncio.get_running_loop().time() + 100)
+        )
+        await asyncio.sleep(3 * RETRY_S)
+        generation = generate(backend)
+        assert token_ids(await read(generation)) == expected(generation, 5)
+
+
+@in_virtual_time
+async def test_a_carrier_that_raises_something_else_does_not_take_the_replica_out_of_use(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def break_once(_: str) -> None:
+        transport.on_send = lambda _: None
+        raise ValueError("surprise")
+
+    async with serving("a") as (backend, transport):
+        transport.on_send = break_once
+        with caplog.at_level(logging.ERROR):
+            assert finishes(await read(generate(backend))) == [FinishReason.ERROR]
+            await asyncio.sleep(RETRY_S + STEP_S)
+        assert "surprise" in caplog.text
+        assert finishes(await read(generate(backend))) == [FinishReason.LENGTH]
+
+
+@in_virtual_time
+async def test_a_draining_replica_gets_nothing_new_and_finishes_what_it_has() -> None:
+    async with serving("a", "b") as (backend, transport):
+        generations = [generate(backend, max_tokens=50) for _ in range(2)]
+        await asyncio.sleep(2 * STEP_S)
+        transport.list_candidates("b")
+        for _ in range(4):
+            generate(backend, max_tokens=10)
+        await asyncio.sleep(2 * STEP_S)
+        assert len(transport.replicas["a"].engine.requests) == 1
+        for generation in generations:
+            assert finishes(await read(generation)) == [FinishReason.LENGTH]
+
+
+@in_virtual_time
+async def test_a_drained_replica_loses_its_subscription() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend)
+        transport.list_candidates()
+        await read(generation)
+        await asyncio.sleep(STEP_S)
+        assert [stream.is_cancelled for stream in transport.streams] == [True]
+        assert backend.loads() == {}
+
+
+@in_virtual_time
+async def test_a_replica_that_comes_back_while_draining_is_used_again() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend)
+        transport.list_candidates()
+        assert not backend.ready()
+        transport.list_candidates("a")
+        assert finishes(await read(generation)) == [FinishReason.LENGTH]
+        assert finishes(await read(generate(backend))) == [FinishReason.LENGTH]
+
+
+@in_virtual_time
+async def test_a_replica_that_comes_back_after_its_drain_is_connected_anew() -> None:
+    async with serving("a") as (backend, transport):
+        transport.list_candidates()
+        transport.list_candidates("a")
+        await asyncio.sleep(STEP_S)
+        assert finishes(await read(generate(backend))) == [FinishReason.LENGTH]
+
+
+@in_virtual_time
+async def test_closing_ends_everything() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=1000)
+        await anext(generation)
+        await backend.close()
+        assert finishes(await read(generation)) == [FinishReason.ERROR]
+        assert transport.streams[-1].is_cancelled
+        assert (backend.ready(), backend.loads()) == (False, {})
+
+
+@in_virtual_time
+async def test_the_carrier_is_called_outside_the_context_of_the_request() -> None:
+    request_id = contextvars.ContextVar("request_id", default="none")
+    seen = []
+    async with serving("a") as (backend, transport):
+        transport.on_send = lambda _: seen.append(request_id.get())
+        request_id.set("mine")
+        await read(generate(backend))
+    assert set(seen) == {"none"}
