@@ -7,6 +7,10 @@ from typing import Any
 
 from router.app import App
 
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
 
 @dataclass(eq=False)
 class Call:

@@ -72,3 +72,8 @@ def _save(folder: Path, tokenizer: Tokenizer, config: dict[str, object], templat
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+def app_token(byte: int) -> int:
+    """The id of a printable ASCII byte in the byte-level tokenizer: they follow the special tokens."""
+    return byte - ord("!") + 2
