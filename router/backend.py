@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from contextvars import Context
 from random import Random
 
 from replicas.api import GenerateRequest, ModelCard, ReplicaLoad, SamplingParams, TokenDelta
@@ -166,7 +167,7 @@ class ReplicaBackend:
             fail=self._output_failed,
         )
         self._connections[name] = connection
-        task = asyncio.get_running_loop().create_task(connection.run())
+        task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._disconnected(name))
 
