@@ -290,36 +290,33 @@ class Scheduler:
         in the queue and shields it once it runs, but only a better tier takes a seat from somebody.
         """
         has_seat = len(self._running) < self.config.max_num_seqs
-        missing = self._num_blocks_missing(sequence, match)
         available = self.cache.num_free_blocks
+        has_blocks = available >= self._num_blocks_missing(sequence, match, self._running)
+        if (has_seat and has_blocks) or not self._may_preempt:
+            return Room(has_seat=has_seat, has_blocks=has_blocks, victims=[])
+        others = self._by_rank(self._running, now)
         victims: list[Sequence] = []
-        if (has_seat and missing <= available) or not self._may_preempt:
-            return Room(has_seat=has_seat, has_blocks=missing <= available, victims=victims)
         matched = set(match.block_ids)
-        for victim in reversed(self._by_rank(self._running, now)):
-            if effective_tier(victim, now, self.config.aging_s) <= sequence.tier:
-                break
-            victims.append(victim)
-            has_seat = True
-            available += self.cache.num_sole_blocks(victim, matched)
-            if missing <= available:
+        while others and effective_tier(others[-1], now, self.config.aging_s) > sequence.tier:
+            victims.append(others.pop())
+            available += self.cache.num_sole_blocks(victims[-1], except_for=matched)
+            if available >= self._num_blocks_missing(sequence, match, others):
                 return Room(has_seat=True, has_blocks=True, victims=victims)
-        return Room(has_seat=has_seat, has_blocks=False, victims=[])
+        return Room(has_seat=has_seat or bool(victims), has_blocks=False, victims=[])
 
     @property
     def _may_preempt(self) -> bool:
         return self.config.preemption and self.config.batching == "continuous"
 
-    def _num_blocks_missing(self, sequence: Sequence, match: PrefixMatch) -> int:
-        """Free blocks that must exist before `sequence` starts."""
-        if not self.config.preemption:
-            reserved = sum(
-                self.cache.num_blocks_for(running.max_num_tokens) - len(running.block_table)
-                for running in self._running
-            )
-            return reserved + self.cache.num_blocks_missing(match, sequence.max_num_tokens)
-        headroom = len(self._running) * HEADROOM_TOKENS // self.config.block_size
-        return headroom + self.cache.num_blocks_missing(match, sequence.num_tokens)
+    def _num_blocks_missing(self, sequence: Sequence, match: PrefixMatch, others: list[Sequence]) -> int:
+        """Free blocks that must exist before `sequence` starts beside `others`."""
+        if self.config.preemption:
+            headroom = len(others) * HEADROOM_TOKENS // self.config.block_size
+            return headroom + self.cache.num_blocks_missing(match, sequence.num_tokens)
+        reserved = sum(
+            self.cache.num_blocks_for(other.max_num_tokens) - len(other.block_table) for other in others
+        )
+        return reserved + self.cache.num_blocks_missing(match, sequence.max_num_tokens)
 
     def _preempt(self, victim: Sequence, now: float) -> None:
         """Take seat and blocks; what it computed is recomputed later, mostly from the prefix cache."""

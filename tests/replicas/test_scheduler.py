@@ -289,15 +289,71 @@ def test_a_target_below_the_plain_decode_step_keeps_prefill_moving_and_reports_o
     run_until_idle(built)
 
 
-def test_waiting_large_request_is_not_overtaken_by_small_ones() -> None:
+def test_nobody_passes_a_request_that_waits_for_blocks_not_even_of_another_tier() -> None:
     built, runner = engine(num_blocks=16, block_size=4, max_model_len=64)
     built.add(request(1, 20, max_tokens=20), "a")
     built.step()
-    built.add(request(2, 60, max_tokens=2), "a")
-    built.add(request(3, 2, max_tokens=2), "a")
-    while built.load().num_running == 1 and built.load().num_waiting == 2:
+    built.add(request(2, 60, max_tokens=2, tier=0), "a")
+    built.add(request(3, 2, max_tokens=2, tier=1), "a")
+    order: list[int] = []
+    while built.has_work:
         built.step()
-    assert slices(runner.steps[-1])[0][0] != 3
+        order += [r for r, start, n in slices(runner.steps[-1]) if start == 0 and r not in order]
+    assert order == [2, 3]
+
+
+def test_a_better_tier_may_still_take_a_seat_behind_an_aged_one_that_may_not() -> None:
+    clock = Clock()
+    built, runner = engine(clock, max_num_seqs=1)
+    built.add(request(1, 4, max_tokens=50, tier=2), "a")
+    built.step()
+    built.add(request(2, 4, tier=2, waited_s=25.0), "a")
+    built.add(request(3, 4, tier=1), "a")
+    assert step_slices(built, runner) == [(3, 0, 4)]
+
+
+def test_what_a_victim_had_been_given_goes_back_into_the_budget() -> None:
+    built, runner = engine(max_num_seqs=1, max_num_batched_tokens=4)
+    built.add(request(1, 4, max_tokens=50, tier=1), "a")
+    built.step()
+    built.add(request(2, 4, tier=0), "a")
+    assert step_slices(built, runner) == [(2, 0, 4)]
+
+
+def test_a_sequence_starts_only_if_the_running_ones_can_still_grow() -> None:
+    built, _ = engine(num_blocks=6, block_size=4, max_model_len=24)
+    built.add(request(1, 7, max_tokens=17), "a")
+    built.step()
+    built.add(request(2, 12, max_tokens=2), "a")
+    built.step()
+    assert built.load().num_running == 1  # 4 blocks are free, 3 wanted, 2 kept for the other's growth
+    built.abort("a", 2)
+    built.add(request(3, 3, max_tokens=2), "a")
+    built.step()
+    assert built.load().num_running == 2
+
+
+def test_shared_prefix_blocks_of_a_victim_do_not_count_as_gained() -> None:
+    built, runner = engine(num_blocks=8, block_size=4, max_model_len=32)
+    shared = request(1, 8).prompt_ids
+    built.add(request(9, 7, max_tokens=9, tier=0), "a")
+    built.add(request(1, (*shared, *range(500, 506)), max_tokens=2, tier=1), "a")
+    built.step()
+    assert built.load().free_blocks == 2
+    built.add(request(2, (*shared, *range(600, 616)), max_tokens=2, tier=0), "a")
+    assert [entry[0] for entry in step_slices(built, runner)] == [9, 1]
+    run_until_idle(built)
+
+
+def test_cached_tokens_are_those_of_the_first_admission() -> None:
+    built, runner = engine(max_num_seqs=1, max_num_batched_tokens=8)
+    built.add(request(1, 30, max_tokens=2, tier=1), "a")
+    built.step()
+    built.add(request(2, 4, max_tokens=1, tier=0), "a")
+    seen = run_until_idle(built)
+    assert seen.cached == {(1, 0): 0, (2, 0): 0}
+    resumed = [entry for step in runner.steps for entry in slices(step) if entry[0] == 1][1]
+    assert resumed == (1, 8, 8)
 
 
 def test_load_counts_by_tier() -> None:
