@@ -33,9 +33,10 @@ def commit() -> str:
     return described.stdout.strip()
 
 
-def progress(text: str) -> None:
-    """One line for a person; stdout stays free for the report."""
-    print(text, file=sys.stderr, flush=True)
+def progress(text: str, fraction: float | None = None) -> None:
+    """One line for a person; stdout stays free for the report. Parts of a whole stay silent."""
+    if fraction is None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_report(report: Mapping[str, object], as_json: bool) -> None:

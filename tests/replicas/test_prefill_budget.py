@@ -66,7 +66,7 @@ def test_the_strictest_tier_that_decodes_decides() -> None:
         tiers: PrefillBudget(timed, learned(0.001), step_with(*tiers)).take(400, 0)
         for tiers in ((2,), (0, 2), (0, 1, 2))
     }
-    assert chunks == {(2,): 384, (0, 2): 80, (0, 1, 2): 32}
+    assert chunks == {(2,): 384, (0, 2): 96, (0, 1, 2): 32}
 
 
 def test_no_decode_no_limit() -> None:
