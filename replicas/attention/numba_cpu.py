@@ -1,0 +1,122 @@
+"""Paged attention on CPU in fp32; the kernels are in numba_kernels.py."""
+
+from typing import ClassVar
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from replicas.attention import numba_kernels as kernels
+from replicas.attention.base import AttentionBackend, AttentionNeeds, KVPoolSpec
+from replicas.packing import AttentionBatch, IntArray
+
+QUERY_ROWS = 8
+"""Rows of one sequence that share a read of K and V; their accumulators must stay in L1."""
+
+
+class NumbaAttention(AttentionBackend):
+    """Batch-invariant paged attention for CPUs; K and V of a block are read once per group of heads."""
+
+    name: ClassVar = "numba_cpu"
+    preferred_block_size: ClassVar = kernels.TILE
+    block_size_multiple: ClassVar = kernels.TILE
+    supports_softcap: ClassVar = True
+    batch_invariant: ClassVar = True
+
+    @classmethod
+    def unavailable(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cpu":
+            return f"it computes on the CPU, not on {device.type}"
+        if dtype != torch.float32:
+            return f"it computes in float32, not in {dtype}"
+        return None
+
+    @classmethod
+    def kv_bytes_per_token(cls, needs: AttentionNeeds, dtype: torch.dtype) -> int:
+        return 2 * needs.num_layers * needs.num_kv_heads * _width(needs.head_dim) * dtype.itemsize
+
+    def __init__(self, spec: KVPoolSpec) -> None:
+        needs = spec.needs
+        self._num_threads = min(spec.num_threads, numba.config.NUMBA_NUM_THREADS)
+        self._block_size = spec.block_size
+        self._num_kv_heads = needs.num_kv_heads
+        width = _width(needs.head_dim)
+        tiles = spec.block_size // kernels.TILE
+        keys = (needs.num_layers, spec.num_blocks, needs.num_kv_heads, tiles, width, kernels.TILE)
+        values = (needs.num_layers, spec.num_blocks, needs.num_kv_heads, spec.block_size, width)
+        self._pools = [*torch.zeros(keys), *torch.zeros(values)]
+        flat = [pool.view(-1).numpy() for pool in self._pools]
+        self._keys, self._values = flat[: needs.num_layers], flat[needs.num_layers :]
+
+    @property
+    def pools(self) -> list[Tensor]:
+        return self._pools
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        # numba keeps the thread count per calling thread, so it is set where the kernels are called.
+        numba.set_num_threads(self._num_threads)
+        self._batch = batch
+        self._work = _split_rows(batch)
+        self._order = _balance(self._work, self._num_kv_heads, self._num_threads)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        kernels.store(
+            self._keys[layer],
+            self._values[layer],
+            key.contiguous().numpy(),
+            value.contiguous().numpy(),
+            self._batch.slot_mapping,
+            self._block_size,
+        )
+
+    def attend(
+        self, layer: int, query: Tensor, scaling: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        out = torch.empty(query.shape)
+        out[self._batch.num_rows :] = 0.0
+        kernels.attend(
+            out.numpy(),
+            query.contiguous().numpy(),
+            self._keys[layer],
+            self._values[layer],
+            self._batch.block_tables,
+            self._block_size,
+            self._num_kv_heads,
+            self._work,
+            self._order,
+            np.float32(scaling),
+            window or 0,
+            np.float32(softcap or 0.0),
+        )
+        return out
+
+
+def _width(head_dim: int) -> int:
+    """head_dim rounded up to whole lanes."""
+    return -(-head_dim // kernels.TILE) * kernels.TILE
+
+
+def _split_rows(batch: AttentionBatch) -> IntArray:
+    """Cut each sequence's rows into items of at most QUERY_ROWS.
+
+    Returns [items, 4]: sequence, first row, number of rows, position of the first row.
+    """
+    starts = batch.query_start_loc[:-1]
+    lengths = np.diff(batch.query_start_loc)
+    counts = -(-lengths // QUERY_ROWS)
+    sequence = np.repeat(np.arange(len(lengths)), counts)
+    offset = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * QUERY_ROWS
+    rows = np.minimum(QUERY_ROWS, lengths[sequence] - offset)
+    position = (batch.seq_lens - lengths)[sequence] + offset
+    return np.stack([sequence, starts[sequence] + offset, rows, position], axis=1).astype(np.int32)
+
+
+def _balance(work: IntArray, num_kv_heads: int, num_threads: int) -> IntArray:
+    """Order (item, head) pairs so that equal contiguous shares, one per thread, cost about the same."""
+    pairs = np.arange(len(work) * num_kv_heads, dtype=np.int32)
+    if num_threads == 1:
+        return pairs
+    cost = np.repeat(work[:, 2] * (work[:, 3] + work[:, 2]), num_kv_heads)
+    dearest_first = pairs[np.argsort(-cost, kind="stable")]
+    return np.concatenate([dearest_first[thread::num_threads] for thread in range(num_threads)])

@@ -1,0 +1,32 @@
+"""Identity of a model's files, cheap enough for every start."""
+
+import hashlib
+from pathlib import Path
+
+from replicas.model_source import ModelFiles
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+_HEAD_BYTES = 1 << 20
+
+
+def files_digest(files: ModelFiles) -> bytes:
+    """Hash config.json and, per weight file, its size, its head (names, shapes) and samples of its bytes.
+
+    Two different sets of weights of equal layout differ in some sample unless nearly all bytes agree; the
+    model's own output on a fixed prompt, hashed beside this one, covers that rest.
+    """
+    digest = hashlib.sha256((files.folder / "config.json").read_bytes())
+    for path in files.weights:
+        _add_samples(digest, path)
+    return digest.digest()
+
+
+def _add_samples(digest: "hashlib._Hash", path: Path) -> None:
+    size = path.stat().st_size
+    digest.update(f"{path.name}:{size}".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        for i in range(_SAMPLES):
+            file.seek(size * i // _SAMPLES)
+            digest.update(file.read(_SAMPLE_BYTES))

@@ -1,0 +1,167 @@
+"""open_runner: from a configuration to a runner that is warm and whose numerics are proved."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from replicas.api import ModelCard
+from replicas.attention import choose_backend
+from replicas.attention.base import AttentionBackend, KVPoolSpec
+from replicas.config import (
+    DEFAULT_CPU_KV_FRACTION,
+    MAX_CPU_KV_BYTES,
+    EngineConfig,
+    ModelShape,
+    Numerics,
+    ResolvedConfig,
+    resolve,
+)
+from replicas.errors import ConfigError
+from replicas.hardware import available_cpus, available_memory_bytes
+from replicas.model import LoadedModel, load_model
+from replicas.model_device import choose_device, choose_dtype, free_cuda_bytes, set_num_threads
+from replicas.model_digest import files_digest
+from replicas.model_exact import make_exact
+from replicas.model_rotary import tabulate_rotary
+from replicas.model_source import ModelFiles, locate
+from replicas.probe import probe
+from replicas.progress import Progress, silent
+from replicas.runner import TorchRunner
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRunner:
+    """A runner ready for its first step, and all that others must know about it."""
+
+    runner: TorchRunner
+    resolved: ResolvedConfig
+    card: ModelCard
+    files: ModelFiles
+    numerics: Numerics
+    """What holds in fact: `fast` where exactness was not asked for and the model does not have it."""
+    attention: str
+    """Name of the attention backend."""
+    num_threads: int
+
+
+def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunner:
+    """Find and load the model, size and allocate the KV pool, warm up, prove the numerics.
+
+    Raises ConfigError or ModelError with one line for the user.
+    """
+    num_threads = config.num_threads or available_cpus()
+    set_num_threads(num_threads)
+    files = locate(config.model, progress)
+    _check_memory(files)
+    device = choose_device(config)
+    model = load_model(files, device, choose_dtype(config, device), progress)
+    backend_class = choose_backend(config.attention, device, model.dtype)
+    _check_softcap(model, backend_class)
+    numerics = _wanted_numerics(config, model, backend_class)
+    resolved = _size(config, model, backend_class)
+
+    progress("warming up", None)
+    tabulate_rotary(model.module, resolved.max_model_len)
+    row_floor = make_exact(model.module) if numerics == "exact" else 1
+    spec = KVPoolSpec(
+        needs=model.needs,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        dtype=model.dtype,
+        device=device,
+        num_threads=num_threads,
+    )
+    runner = TorchRunner(model, backend_class(spec), block_size=resolved.block_size, row_floor=row_floor)
+    results = probe(runner.logit_bytes, resolved, model.vocab_size)
+    if numerics == "exact" and len(set(results)) > 1:
+        if config.numerics == "exact":
+            raise ConfigError(
+                "numerics exact: this model's logits depend on the batch on this machine; use numerics fast"
+            )
+        numerics = "fast"
+    return OpenedRunner(
+        runner=runner,
+        resolved=resolved,
+        card=_card(files, model, resolved, _fingerprint(files, model, numerics, results)),
+        files=files,
+        numerics=numerics,
+        attention=backend_class.name,
+        num_threads=num_threads,
+    )
+
+
+def _check_memory(files: ModelFiles) -> None:
+    weights = sum(path.stat().st_size for path in files.weights)
+    available = available_memory_bytes()
+    if weights > available:
+        raise ConfigError(
+            f"model {files.name!r} needs {weights // _MIB} MiB for its weights, "
+            f"but only {available // _MIB} MiB are available"
+        )
+
+
+def _check_softcap(model: LoadedModel, backend: type[AttentionBackend]) -> None:
+    if model.needs.softcap and not backend.supports_softcap:
+        raise ConfigError(f"attention backend {backend.name!r} lacks the soft cap that this model uses")
+
+
+def _wanted_numerics(config: EngineConfig, model: LoadedModel, backend: type[AttentionBackend]) -> Numerics:
+    possible = model.device.type == "cpu" and backend.batch_invariant
+    if config.numerics == "exact" and not possible:
+        raise ConfigError(f"numerics exact: not offered by {backend.name} on {model.device.type}")
+    return config.numerics or ("exact" if possible else "fast")
+
+
+def _size(config: EngineConfig, model: LoadedModel, backend: type[AttentionBackend]) -> ResolvedConfig:
+    shape = ModelShape(
+        max_position_embeddings=model.max_position_embeddings,
+        kv_bytes_per_token=backend.kv_bytes_per_token(model.needs, model.dtype),
+        preferred_block_size=backend.preferred_block_size,
+    )
+    resolved = resolve(config, shape, _kv_bytes(config, model))
+    if resolved.block_size % backend.block_size_multiple:
+        raise ConfigError(
+            f"block_size {resolved.block_size}: attention backend {backend.name} "
+            f"needs a multiple of {backend.block_size_multiple}"
+        )
+    return resolved
+
+
+def _kv_bytes(config: EngineConfig, model: LoadedModel) -> int:
+    if model.device.type == "cuda":
+        return config.kv_cache_memory or free_cuda_bytes(model.device, config.gpu_memory_utilization)
+    available = available_memory_bytes()
+    if config.kv_cache_memory is None:
+        return min(MAX_CPU_KV_BYTES, int(available * DEFAULT_CPU_KV_FRACTION))
+    if config.kv_cache_memory > available:
+        raise ConfigError(
+            f"kv_cache_memory {config.kv_cache_memory} ({config.kv_cache_memory // _MIB} MiB) is more than "
+            f"the {available // _MIB} MiB that are available"
+        )
+    return config.kv_cache_memory
+
+
+def _fingerprint(files: ModelFiles, model: LoadedModel, numerics: Numerics, results: list[bytes]) -> str:
+    """Hash weights, format and the bits of a fixed prompt's logits: CPUs and libraries differ in those."""
+    digest = hashlib.sha256(files_digest(files))
+    digest.update(f"{model.dtype} {numerics}".encode())
+    for result in results:
+        digest.update(result)
+    return digest.hexdigest()[:32]
+
+
+def _card(files: ModelFiles, model: LoadedModel, resolved: ResolvedConfig, fingerprint: str) -> ModelCard:
+    return ModelCard(
+        name=files.name,
+        fingerprint=fingerprint,
+        vocab_size=model.vocab_size,
+        max_model_len=resolved.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        max_num_seqs=resolved.max_num_seqs,
+        replica_epoch=int.from_bytes(os.urandom(6)) + 1,
+    )
