@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,22 +14,13 @@ from ray.serve import Application, RunTarget
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from cluster.config import ClusterConfig, HttpConfig, parse_config
-from cluster.deployments import OpenApp, OpenPump, replica_deployment, router_deployment
+from cluster.deployments import replica_deployment, router_deployment
 from cluster.errors import StartError
 from cluster.loading import LoadState, read_progress
-from cluster.parts import open_app, open_pump
-from replicas.api import ModelCard
+from cluster.parts import OpenPump, open_pump
 from replicas.errors import EngineError
 
 POLL_S: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What an application is made of; replaced to serve without a model."""
-
-    open_pump: OpenPump = open_pump
-    open_app: OpenApp = open_app
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -39,19 +29,18 @@ def build(arguments: dict[str, Any]) -> Application:
 
 
 def application(
-    config: ClusterConfig, parts: Parts | None = None, progress_folder: Path | None = None
+    config: ClusterConfig, open_pump: OpenPump = open_pump, progress_folder: Path | None = None
 ) -> Application:
     """Return the application; replicas report how far they are into `progress_folder`, if given."""
-    parts = parts or Parts()
     replicas = replica_deployment.options(
         num_replicas=config.replicas,
         ray_actor_options=_replica_resources(config),
         graceful_shutdown_timeout_s=config.drain_s,
-    ).bind(config.engine, parts.open_pump, None if progress_folder is None else str(progress_folder))
+    ).bind(config.engine, open_pump, None if progress_folder is None else str(progress_folder))
     routers = router_deployment.options(
         num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
     )
-    app: Application = routers.bind(replicas, config.engine, parts.open_app)
+    app: Application = routers.bind(replicas, config.engine)
     return app
 
 
@@ -112,10 +101,10 @@ def _start_serve(http: HttpConfig) -> None:
     serve.start(proxy_location="HeadOnly", http_options={"host": http.host, "port": http.port})
 
 
-def deploy(config: ClusterConfig, parts: Parts | None = None, progress_folder: Path | None = None) -> None:
+def deploy(config: ClusterConfig, open_pump: OpenPump, progress_folder: Path | None) -> None:
     """Hand the application to Serve; returns before it is up."""
     target = RunTarget(
-        target=application(config, parts, progress_folder),
+        target=application(config, open_pump, progress_folder),
         name=config.name,
         route_prefix="/",
         logging_config=LoggingConfig(enable_access_log=False),
@@ -129,8 +118,8 @@ def wait_until_serving(
     note: Callable[[LoadState], None],
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> ModelCard | None:
-    """Block until every replica serves; return the model's card if replicas of this host reported it.
+) -> LoadState:
+    """Block until every replica serves; return the last state of one (empty if none reports to here).
 
     `note` gets the state of one that does not yet, again and again. Raises EngineError when loading
     failed for a reason that the user can mend, StartError otherwise.
@@ -144,7 +133,7 @@ def wait_until_serving(
             note(states[0])
         status = serve.status().applications.get(config.name)
         if status is not None and status.status == ApplicationStatus.RUNNING:
-            return states[0].card if states else None
+            return states[0] if states else LoadState()
         if status is not None and status.status == ApplicationStatus.DEPLOY_FAILED:
             raise StartError(_reason(status.message))
         sleep(POLL_S)

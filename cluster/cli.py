@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,6 +14,9 @@ from cluster.environment import port_problem
 from cluster.errors import StartError
 from replicas.errors import ConfigError, EngineError
 from replicas.progress import Progress
+
+if TYPE_CHECKING:
+    from cluster.parts import OpenPump
 
 EXIT_FAILED: Final = 1
 EXIT_MISUSED: Final = 2
@@ -68,19 +71,33 @@ def _port(text: str) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     """Serve a model over HTTP until Ctrl-C, on a Ray of its own that ends with it."""
+    return serve(lambda: _configured(options), address=options.address)
+
+
+def serve(
+    configure: Callable[[], ClusterConfig],
+    *,
+    address: str | None = None,
+    open_pump: "OpenPump | None" = None,
+) -> int:
+    """Serve until SIGINT or SIGTERM and end everything that was started; returns the exit code.
+
+    `open_pump` replaces the engine over the configured model (benchmarks, tests).
+    """
+    from cluster import parts
     from cluster.serving import StopRequested, serving
     from cluster.terminal import StartDisplay, error_line, ready_lines
 
     try:
-        config = _configured(options)
+        config = configure()
         with StartDisplay() as display:
             config = _with_located_model(config, display.show)
             problem = port_problem(config.http.host, config.http.port)
-            if problem is not None and options.address is None:
+            if problem is not None and address is None:
                 raise ConfigError(problem)
-            with serving(config, display, address=options.address) as up:
+            with serving(config, display, address=address, open_pump=open_pump or parts.open_pump) as up:
                 display.end()
-                print(ready_lines(config, up.url, up.card), flush=True)
+                print(ready_lines(config, up.url, up.state), flush=True)
                 while True:
                     signal.pause()
     except (StopRequested, KeyboardInterrupt):
@@ -124,3 +141,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     print_report(options.bench(options), options.json)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,20 +15,13 @@ from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster.loading import ProgressFile
+from cluster.parts import OpenPump, open_app
 from replicas.config import EngineConfig
-from replicas.progress import Progress
-from replicas.pump import EnginePump
+from router.app import App
 from router.backend import ReplicaBackend
-from router.generation import Backend
 from router.pinned_router import PinnedRouter
 from router.replica_set import ReplicaSet, replica_set
 from router.transport import FrameStream, ReplicaGoneError
-
-OpenPump = Callable[[EngineConfig, Progress], EnginePump]
-"""Builds a ready engine, not yet started; blocks. Must be importable on every node."""
-AsgiApp = Callable[..., Any]
-OpenApp = Callable[[Backend, EngineConfig], AsgiApp]
-"""Builds the HTTP application over a backend; blocks. Must be importable on every node."""
 
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
@@ -135,12 +128,13 @@ class Replica:
         progress = ProgressFile.open(progress_folder, self._name)
         try:
             # Off the loop: loading takes long, and Serve watches that the loop answers.
-            self._pump = await asyncio.to_thread(open_pump, config, progress.note)
+            opened = await asyncio.to_thread(open_pump, config, progress.note)
         except Exception as error:
             progress.fail(error)
             raise
+        self._pump = opened.pump
         self._pump.start()
-        progress.finish(self._pump.card)
+        progress.finish(self._pump.card, opened.facts)
 
     async def card(self, *, replica: str) -> bytes:
         """Return the encoded ModelCard."""
@@ -194,7 +188,7 @@ class Router:
     """The HTTP side: one ASGI application over all replicas. Healthy without replicas, but not ready."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, replicas: DeploymentHandle[Any], config: EngineConfig, open_app: OpenApp
+        self, replicas: DeploymentHandle[Any], config: EngineConfig
     ) -> None:
         self._backend = ReplicaBackend(
             ServeTransport(replicas),
@@ -205,7 +199,7 @@ class Router:
         self._app = await asyncio.to_thread(open_app, self._backend, config)
         self._backend.start()
 
-    def __serve_build_asgi_app__(self) -> AsgiApp:
+    def __serve_build_asgi_app__(self) -> App:
         return self._app
 
 

@@ -46,6 +46,8 @@ def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> di
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.ingress:middlewares",
         # One event loop per process: a token crosses no thread between two sockets.
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        # Ray starts its workers at niceness 15: everything else on the machine would go before them.
+        "RAY_worker_niceness": "0",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

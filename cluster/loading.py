@@ -21,6 +21,8 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much of that is done, in [0, 1]; None = unknown."""
     card: ModelCard | None = None
     """Set when the replica is ready."""
+    facts: tuple[str, ...] = ()
+    """How its engine runs, a few words each."""
     error: str | None = None
     """Set when loading failed; one line."""
     is_users: bool = False
@@ -43,8 +45,8 @@ class ProgressFile:
         """Say what is being done; a replicas.progress.Progress."""
         self._write(LoadState(doing=doing, share=share))
 
-    def finish(self, card: ModelCard) -> None:
-        self._write(LoadState(doing="ready", share=1.0, card=card))
+    def finish(self, card: ModelCard, facts: tuple[str, ...]) -> None:
+        self._write(LoadState(doing="ready", share=1.0, card=card, facts=facts))
 
     def fail(self, error: Exception) -> None:
         line = " ".join(str(error).split())[:1000] or type(error).__name__

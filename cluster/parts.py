@@ -1,5 +1,8 @@
 """What production puts into the deployments: an engine over a model, and the HTTP application."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from replicas.config import EngineConfig
 from replicas.engine import Engine
 from replicas.model_source import locate
@@ -10,13 +13,26 @@ from router.generation import Backend
 from router.text import TextCodec
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedPump:
+    """A ready engine, not yet started."""
+
+    pump: EnginePump
+    facts: tuple[str, ...] = ()
+    """For the start-up line: how this engine runs, a few words each."""
+
+
+OpenPump = Callable[[EngineConfig, Progress], OpenedPump]
+"""Builds an engine; blocks for seconds to minutes. A function that every node can import."""
+
+
 def open_app(backend: Backend, config: EngineConfig) -> App:
     """Return the HTTP application; reads the model's tokenizer and chat template from its folder."""
     return build_app(backend, TextCodec.from_folder(locate(config.model, silent).folder))
 
 
-def open_pump(config: EngineConfig, progress: Progress) -> EnginePump:
-    """Return a ready engine: weights loaded, kernels warm. Blocks for seconds to minutes."""
+def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
+    """Return an engine over the configured model: weights loaded, kernels warm."""
     from replicas.startup import open_runner  # torch: not for the routers' processes
 
     opened = open_runner(config, progress)
@@ -26,4 +42,8 @@ def open_pump(config: EngineConfig, progress: Progress) -> EnginePump:
         vocab_size=opened.card.vocab_size,
         eos_token_ids=frozenset(opened.card.eos_token_ids),
     )
-    return EnginePump(engine, opened.card)
+    threads = f"{opened.num_threads} thread{'s' if opened.num_threads > 1 else ''}"
+    return OpenedPump(
+        pump=EnginePump(engine, opened.card),
+        facts=(f"numerics {opened.numerics}", f"attention {opened.attention}", threads),
+    )

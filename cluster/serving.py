@@ -13,17 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import msgspec
 
 from cluster.config import ClusterConfig
 from cluster.environment import serve_environment
 from cluster.errors import StartError
+from cluster.loading import LoadState
+from cluster.parts import OpenPump, open_pump
 from cluster.processes import adopt_orphans, end_descendants
 from cluster.terminal import StartDisplay
-from replicas.api import ModelCard
-
-if TYPE_CHECKING:
-    from cluster.app import Parts
+from replicas.hardware import available_cpus
 
 END_GRACE_S: Final = 3.0
 HEALTHY_TIMEOUT_S: Final = 60.0
@@ -41,8 +42,8 @@ class Serving:
 
     url: str
     """Without a slash at the end."""
-    card: ModelCard | None
-    """None when the replicas run elsewhere."""
+    state: LoadState
+    """What a replica reported of its engine; empty when the replicas run elsewhere."""
 
 
 @contextlib.contextmanager
@@ -51,7 +52,7 @@ def serving(
     display: StartDisplay,
     *,
     address: str | None = None,
-    parts: "Parts | None" = None,
+    open_pump: OpenPump = open_pump,
 ) -> Iterator[Serving]:
     """Serve for the time of the block: on a Ray of our own, or on the running one at `address`.
 
@@ -68,22 +69,34 @@ def serving(
         os.environ.update(serve_environment(config.http, folder, random.Random()))
         from cluster import app  # only now: Serve reads its environment when it is imported
 
+        if address is None:
+            config = _with_shared_cores(config)
         ray = app.local_ray(config, folder) if address is None else app.running_ray(config, address)
         with ray:
             signals.arm()  # ray.init has put its own handler there
             display.show("starting replicas", None)
             progress_folder = folder / "progress"
             progress_folder.mkdir()
-            app.deploy(config, parts, progress_folder if address is None else None)
-            card = app.wait_until_serving(
+            app.deploy(config, open_pump, progress_folder if address is None else None)
+            state = app.wait_until_serving(
                 config, progress_folder, lambda state: display.show(state.doing, state.share)
             )
             url = f"http://{_reachable(config.http.host)}:{config.http.port}"
             _wait_until_healthy(url)
-            yield Serving(url=url, card=card)
+            yield Serving(url=url, state=state)
     finally:
         end_descendants(END_GRACE_S)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_shared_cores(config: ClusterConfig) -> ClusterConfig:
+    """Split the cores among several engines: each would take all of them, and barriers would crawl."""
+    if config.replicas == 1 or config.engine.num_threads is not None:
+        return config
+    num_threads = max(1, available_cpus() // config.replicas)
+    return msgspec.structs.replace(
+        config, engine=msgspec.structs.replace(config.engine, num_threads=num_threads)
+    )
 
 
 def _reachable(host: str) -> str:

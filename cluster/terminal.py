@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cluster.config import ClusterConfig
-from replicas.api import ModelCard
+from cluster.loading import LoadState
 
 
 class StartDisplay:
@@ -56,17 +56,20 @@ def error_line(error: BaseException) -> str:
     return f"headway: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def ready_lines(config: ClusterConfig, url: str, card: ModelCard | None) -> str:
+def ready_lines(config: ClusterConfig, url: str, state: LoadState) -> str:
     """Where the model is served and with what limits, and a command to try it."""
+    card = state.card
     facts = [f"Headway serves {card.name if card else config.engine.model} at {url}"]
     if config.replicas > 1:
         facts.append(f"{config.replicas} replicas")
     if card is not None:
         facts.append(f"{card.num_blocks:,} KV blocks of {card.block_size} tokens")
         facts.append(f"up to {card.max_num_seqs} sequences")
+    facts += state.facts
     body = {
         "model": card.name if card else config.engine.model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
     }
     curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     return f"{' · '.join(facts)}\n{curl}"
