@@ -8,6 +8,10 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+MAX_S = 600.0
+"""A test that is still waiting after so much virtual time waits for ever."""
+
+
 class _Clock(selectors.DefaultSelector):
     """Instead of waiting for input, moves the time on to the next timer."""
 
@@ -19,6 +23,8 @@ class _Clock(selectors.DefaultSelector):
             if timeout is None:
                 raise RuntimeError("deadlock: nothing is ready and no timer is set")
             self.now += timeout
+            if self.now > MAX_S:
+                raise RuntimeError(f"the test is still waiting after {MAX_S} s of virtual time")
         return events
 
 

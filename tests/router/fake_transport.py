@@ -14,7 +14,7 @@ from router.backend import ReplicaBackend
 from router.transport import FrameStream, ReplicaGoneError
 from tests.wire_world import FakeEngine
 
-STEP_S = 0.02
+STEP_S = 0.005
 encode = msgspec.msgpack.encode
 
 

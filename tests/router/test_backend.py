@@ -3,14 +3,17 @@ import contextvars
 import logging
 from collections.abc import Callable, Coroutine
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from replicas.api import LEASE_GRACE_S, LEASE_S, FinishReason, SamplingParams, TokenDelta
+from replicas.api import LEASE_GRACE_S, LEASE_S, PING_INTERVAL_S, FinishReason, SamplingParams, TokenDelta
 from router.backend import ReplicaBackend, ReplicaGeneration
 from router.connection import RETRY_S
 from router.errors import NoReplicaError
+from router.streams import ACK_FRAMES
+from router.transport import ReplicaGoneError
 from tests.router.fake_transport import STEP_S, FakeReplica, serving
 from tests.virtual_time import run
 from tests.wire_world import expected_token
@@ -138,6 +141,28 @@ async def test_a_slow_reader_finds_its_tokens_coalesced() -> None:
 
 
 @in_virtual_time
+async def test_fast_frames_are_acknowledged_between_pings() -> None:
+    async with serving("a") as (backend, transport):
+        await read(generate(backend, max_tokens=400))
+        acked = [batch.acked_frame for _, batch in transport.batches]
+        assert max(later - earlier for earlier, later in pairwise(acked)) == ACK_FRAMES
+
+
+@in_virtual_time
+async def test_a_lost_batch_is_sent_again_at_once() -> None:
+    def lose_once(_: str) -> None:
+        transport.on_send = lambda _: None
+        raise TimeoutError
+
+    async with serving("a") as (backend, transport):
+        transport.on_send = lose_once
+        started_at = asyncio.get_running_loop().time()
+        generation = generate(backend)
+        assert token_ids(await read(generation)) == expected(generation, 5)
+        assert asyncio.get_running_loop().time() - started_at < PING_INTERVAL_S / 2
+
+
+@in_virtual_time
 async def test_a_lost_reply_changes_nothing_for_the_stream() -> None:
     async with serving("a") as (backend, transport):
         transport.num_sends_to_lose = 2
@@ -210,6 +235,20 @@ async def test_a_replica_that_starts_anew_is_used_again() -> None:
 
 
 @in_virtual_time
+async def test_requests_that_start_while_an_epoch_ends_do_not_disturb_the_next() -> None:
+    async with serving("a") as (backend, transport):
+        transport.streams[-1].put(ReplicaGoneError("for a moment"))
+        lost = []
+        while backend.ready():
+            lost.append(generate(backend, max_tokens=1000))
+            await asyncio.sleep(0)
+        assert [finishes(await read(generation)) for generation in lost] == [[FinishReason.ERROR]] * len(lost)
+        await asyncio.sleep(RETRY_S + STEP_S)
+        assert finishes(await read(generate(backend))) == [FinishReason.LENGTH]
+        assert transport.replicas["a"].engine.requests == {}
+
+
+@in_virtual_time
 async def test_a_replica_that_never_answers_is_given_up() -> None:
     async with serving("a") as (backend, transport):
         transport.is_silent = True
@@ -266,6 +305,18 @@ async def test_a_drained_replica_loses_its_subscription() -> None:
         await read(generation)
         await asyncio.sleep(STEP_S)
         assert [stream.is_cancelled for stream in transport.streams] == [True]
+        assert backend.loads() == {}
+
+
+@in_virtual_time
+async def test_a_replica_is_drained_when_its_last_abort_has_arrived() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=1000)
+        await anext(generation)
+        transport.list_candidates()
+        generation.abort()
+        await asyncio.sleep(STEP_S)
+        assert transport.replicas["a"].engine.requests == {}
         assert backend.loads() == {}
 
 
