@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application, RunTarget
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
@@ -18,7 +19,7 @@ from cluster.deployments import replica_deployment, router_deployment
 from cluster.errors import StartError
 from cluster.loading import LoadState, read_progress
 from cluster.parts import OpenPump, open_pump
-from replicas.errors import EngineError
+from replicas.errors import ConfigError, EngineError
 
 POLL_S: Final = 0.1
 
@@ -60,17 +61,21 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
     """
     _quieten()
     num_cpus = config.replicas * int(_replica_resources(config)["num_cpus"])
-    ray.init(
-        "local",
-        num_cpus=max(os.cpu_count() or 1, num_cpus),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-        _temp_dir=str(folder / "ray"),
-    )
     try:
+        ray.init(
+            "local",
+            num_cpus=max(os.cpu_count() or 1, num_cpus),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            _temp_dir=str(folder / "ray"),
+        )
         _start_serve(config.http)
+    except (RayError, RuntimeError, OSError) as error:
+        ray.shutdown()
+        raise StartError(f"Ray does not start: {_reason(str(error))}") from error
+    try:
         yield
     finally:
         ray.shutdown()
@@ -80,7 +85,15 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
 def running_ray(config: ClusterConfig, address: str) -> Iterator[None]:
     """Connect to a cluster for the time of the block; the application is removed at its end."""
     _quieten()
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (RayError, RuntimeError, OSError, ValueError) as error:
+        hint = (
+            ""
+            if os.environ.get("RAY_AUTH_MODE")
+            else "; RAY_AUTH_MODE=token is needed if it asks for a token"
+        )
+        raise ConfigError(f"no Ray cluster at {address}: {_reason(str(error))}{hint}") from error
     try:
         _start_serve(config.http)
         try:

@@ -13,8 +13,8 @@ from cluster.config import HttpConfig
 
 NUM_INGRESS_PORTS: Final = 1000
 """A stopped router's port is not used again for max_stream_s + 30 s; so many routers may come and go."""
-INGRESS_PORTS: Final = range(10_000, 31_000)
-"""Below the ports that the kernel gives to clients, from which Ray takes its own."""
+PORTS: Final = range(10_000, 32_000)
+"""Below the ports that the kernel hands out, which Ray's processes take by the dozen."""
 
 
 def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> dict[str, str]:
@@ -22,7 +22,7 @@ def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> di
 
     Ports that clients do not see are free ones of this moment: two clusters on one host do not collide.
     """
-    first_port = draw.randrange(INGRESS_PORTS.start, INGRESS_PORTS.stop - NUM_INGRESS_PORTS)
+    first_port = draw.randrange(PORTS.start, PORTS.stop - NUM_INGRESS_PORTS)
     sockets = folder / "ha"
     return {
         # HAProxy passes bytes straight to the routers: no Python proxy of Serve's in the token path.
@@ -31,8 +31,8 @@ def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> di
         "RAY_SERVE_HAPROXY_NBTHREAD": str(http.num_threads),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(http.max_stream_s),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(http.max_stream_s),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(draw)),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(draw)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(sockets / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
@@ -54,12 +54,12 @@ def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> di
     }
 
 
-def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(draw: random.Random) -> int:
+    """Return a TCP port of this host that nobody listens on now, and that nobody is given by chance."""
+    while True:
+        port = draw.choice(PORTS)
+        if port_problem("0.0.0.0", port) is None:
+            return port
 
 
 def port_problem(host: str, port: int) -> str | None:

@@ -10,7 +10,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all: two routers, two replicas of two seats each, no model."""
     server = start_null(
         tmp_path_factory.mktemp("server"),
-        "replicas: 2\nrouter: {replicas: 2}\nengine: {max_num_seqs: 2, max_model_len: 8192}\n",
+        "replicas: 2\nrouter: {replicas: 2}\n"
+        "engine: {max_num_seqs: 2, max_model_len: 8192, num_threads: 1}\n",
     )
     yield server
     assert server.stop() == 0

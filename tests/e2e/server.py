@@ -1,6 +1,8 @@
 """A `headway serve` process of a test, and what can be seen of it from outside."""
 
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ class Server:
     port: int
     announced: str
     """What it printed when it was ready."""
+    config: Path
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to end; returns its exit code."""
@@ -49,6 +52,21 @@ class Server:
                     parents[int(entry.name)] = int(fields[1])
         return [pid for pid in parents if self._is_above(pid, parents) and title in titles[pid]]
 
+    def ray_address(self) -> str:
+        """The address of the server's own Ray."""
+        return self._raylet_option(r"--gcs-address=(\S+)")
+
+    def folder(self) -> str:
+        """Where the server keeps its files."""
+        return self._raylet_option(r"--session_dir=(\S+?)/ray/")
+
+    def _raylet_option(self, pattern: str) -> str:
+        (raylet,) = self.processes("/raylet/raylet ")
+        command = Path(f"/proc/{raylet}/cmdline").read_text().replace("\0", " ")
+        found = re.search(pattern, command)
+        assert found is not None, command
+        return found[1]
+
     def _is_above(self, pid: int, parents: dict[int, int]) -> bool:
         while pid in parents:
             pid = parents[pid]
@@ -57,7 +75,7 @@ class Server:
         return False
 
 
-def start(command: list[str], port: int) -> Server:
+def start(command: list[str], config: Path, port: int) -> Server:
     """Start `command`, which must announce itself on stdout; raises with its stderr when it ends instead."""
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
@@ -78,15 +96,15 @@ def start(command: list[str], port: int) -> Server:
             process.communicate()
             complaints.seek(0)
             raise RuntimeError(f"the server ended with {process.returncode}: {complaints.read()}")
-    return Server(process, f"http://127.0.0.1:{port}", port, "".join(announced))
+    return Server(process, f"http://127.0.0.1:{port}", port, "".join(announced), config)
 
 
 def start_null(folder: Path, config: str) -> Server:
     """Start a server around a runner without a model; `config` is YAML below the `http` section."""
-    port = free_port()
+    port = free_port(random.Random())
     path = folder / "headway.yaml"
     path.write_text(f"http: {{port: {port}}}\n{config}")
-    return start(["tests.e2e.null_serve", str(path)], port)
+    return start(["tests.e2e.null_serve", str(path)], path, port)
 
 
 def wait_for(probe: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:

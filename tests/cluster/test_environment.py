@@ -1,0 +1,51 @@
+import random
+import socket
+from pathlib import Path
+
+from cluster.config import HttpConfig
+from cluster.environment import PORTS, free_port, port_problem, serve_environment
+
+
+def test_limits_come_from_the_configuration() -> None:
+    http = HttpConfig(max_connections=17, num_threads=3, max_stream_s=90)
+    environment = serve_environment(http, Path("/f"), random.Random(0))
+    assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == "17"
+    assert environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "3"
+    assert environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "90"
+
+
+def test_all_files_lie_in_the_folder() -> None:
+    environment = serve_environment(HttpConfig(), Path("/f"), random.Random(0))
+    paths = [value for value in environment.values() if value.startswith("/")]
+    assert len(paths) == 5
+    assert all(path.startswith("/f/") for path in paths)
+
+
+def test_haproxys_sockets_fit_into_its_limit() -> None:
+    folder = Path("/123456/headway-12345678")  # MAX_TEMP_DIR_CHARS, and what mkdtemp appends
+    socket_path = Path(
+        serve_environment(HttpConfig(), folder, random.Random(0))["RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"]
+    )
+    node_id = "f" * 56  # Serve puts a folder of this name between
+    assert len(str(socket_path.parent / node_id / socket_path.name)) <= 97
+
+
+def test_a_free_port_is_free_and_not_one_that_the_kernel_gives_away() -> None:
+    port = free_port(random.Random())
+    assert port in PORTS
+    assert port_problem("127.0.0.1", port) is None
+
+
+def test_a_taken_port_is_named_with_the_reason() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert port_problem("127.0.0.1", port) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    assert (
+        port_problem("192.0.2.200", 8000)
+        == "cannot listen on 192.0.2.200:8000: Cannot assign requested address"
+    )

@@ -1,0 +1,22 @@
+"""Change a null server's number of replicas: `python -m tests.e2e.scale ADDRESS FOLDER CONFIG NUMBER`.
+
+All else must equal what the server was started with, or Serve replaces the replicas instead.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import ray
+from ray import serve
+
+from cluster.app import deploy
+from cluster.config import load_config
+from tests.e2e.null_serve import open_null_pump
+
+if __name__ == "__main__":
+    address, folder, config_file, number = sys.argv[1:]
+    config = msgspec.structs.replace(load_config(Path(config_file)), replicas=int(number))
+    ray.init(address, log_to_driver=False, logging_level="ERROR")
+    serve.start()
+    deploy(config, open_null_pump, Path(folder) / "progress")
