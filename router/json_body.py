@@ -21,6 +21,10 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     if not body:
         raise _malformed("the request body is empty; a JSON object was expected")
     try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise _malformed(f"invalid UTF-8 (byte {error.start})") from None
+    try:
         value = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
@@ -39,13 +43,7 @@ def _malformed(message: str) -> ApiError:
 
 
 def _with_position(message: str, body: bytes) -> str:
-    if "(byte" in message:
-        return message
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        return f"invalid UTF-8 (byte {error.start})"
-    return f"{message} (byte {len(body)})"
+    return message if "(byte" in message else f"{message} (byte {len(body)})"
 
 
 def _invalid(message: str) -> ApiError:

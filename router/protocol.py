@@ -1,16 +1,30 @@
 """The request bodies of the OpenAI API, as far as they are served.
 
-A field that is missing here is unknown and refused. A field that is here only to be refused (`Any`)
-is accepted with the values in a NEUTRAL table, because clients send those by default: they ask for
-what happens anyway. `null` is the same as leaving a field out.
+A field that is missing here is unknown and refused. A field that is here only to be refused (`Raw`,
+never parsed) is accepted with the values in a NEUTRAL table, because clients send those by default: they
+ask for what happens anyway. `null` is the same as leaving a field out.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta, Raw
 
 from router.errors import unsupported
+
+T = TypeVar("T")
+
+_ABSENT: Final = Raw()
+_MAX_NEUTRAL_BYTES: Final = 64
+"""No neutral value is longer; what is longer need not be looked at."""
+# Nothing that could fit into a context is longer; what is longer is refused before it costs anything.
+_Messages = Annotated[list[T], Meta(max_length=1 << 16)]
+_Prompt = Annotated[list[T], Meta(max_length=1 << 20)]
+_Stops = Annotated[list[str], Meta(max_length=16)]
+_StopIds = Annotated[list[int], Meta(max_length=1024)]
+_Biases = Annotated[dict[str, float], Meta(max_length=4096)]
+_Metadata = Annotated[dict[str, str], Meta(max_length=16)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +32,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     include_usage: bool | None = None
     """One more chunk before [DONE] carries the usage; all others carry `usage: null`."""
-    include_obfuscation: Any = None
+    include_obfuscation: Raw = _ABSENT
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,82 +49,83 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | _Stops | None = None
+    stop_token_ids: _StopIds | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: _Biases | None = None
     priority: int | None = None
 
     # Labels for the client's own books: they change nothing about the answer.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: _Metadata | None = None
 
-    store: Any = None
-    service_tier: Any = None
+    store: Raw = _ABSENT
+    service_tier: Raw = _ABSENT
 
 
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One part of a message; only text is served."""
 
     type: str
     text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: Any = None
+    image_url: Raw = _ABSENT
+    input_audio: Raw = _ABSENT
+    file: Raw = _ABSENT
+    refusal: Raw = _ABSENT
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One turn of a conversation."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | _Messages[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
 
-    tool_calls: Any = None
-    function_call: Any = None
-    refusal: Any = None
-    audio: Any = None
-    annotations: Any = None
+    tool_calls: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    refusal: Raw = _ABSENT
+    audio: Raw = _ABSENT
+    annotations: Raw = _ABSENT
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: _Messages[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    tools: Raw = _ABSENT
+    tool_choice: Raw = _ABSENT
+    parallel_tool_calls: Raw = _ABSENT
+    functions: Raw = _ABSENT
+    function_call: Raw = _ABSENT
+    response_format: Raw = _ABSENT
+    modalities: Raw = _ABSENT
+    audio: Raw = _ABSENT
+    prediction: Raw = _ABSENT
+    reasoning_effort: Raw = _ABSENT
+    verbosity: Raw = _ABSENT
+    web_search_options: Raw = _ABSENT
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | _Prompt[str | int | _Prompt[int]]
     logprobs: int | None = None
+    best_of: int | None = None
+    """Only equal to n, where it changes nothing."""
 
-    echo: Any = None
-    best_of: Any = None
-    suffix: Any = None
+    echo: Raw = _ABSENT
+    suffix: Raw = _ABSENT
 
 
 NEUTRAL_ANYWHERE: Final[Mapping[str, tuple[object, ...]]] = {
@@ -133,7 +148,6 @@ NEUTRAL_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
 }
 NEUTRAL_COMPLETION: Final[Mapping[str, tuple[object, ...]]] = {
     "echo": (False,),
-    "best_of": (1,),
     "suffix": (),
 }
 NEUTRAL_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {
@@ -154,8 +168,14 @@ def refuse_unserved(
 ) -> None:
     """Raise ApiError 400 for the first field of `neutral` whose value asks for something."""
     for field, harmless in neutral.items():
-        value = getattr(struct, field)
-        # Types are compared too: 0 is not False here.
-        if value is None or any(value == other and type(value) is type(other) for other in harmless):
-            continue
-        raise unsupported(prefix + field)
+        raw: Raw = getattr(struct, field)
+        if raw is not _ABSENT and not _is_neutral(bytes(raw), harmless):
+            raise unsupported(prefix + field)
+
+
+def _is_neutral(raw: bytes, harmless: tuple[object, ...]) -> bool:
+    if len(raw) > _MAX_NEUTRAL_BYTES:
+        return False
+    value = msgspec.json.decode(raw)
+    # Types are compared too: 0 is not False here.
+    return value is None or any(value == other and type(value) is type(other) for other in harmless)

@@ -155,6 +155,7 @@ def test_completion_options_that_are_not_served_are_refused(fields: dict[str, An
 
 
 def test_completion_defaults_that_clients_send_pass() -> None:
+    check_text(n=2, best_of=2)
     check_text(echo=False, best_of=1, suffix=None, logprobs=5, n=1)
 
 
