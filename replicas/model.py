@@ -20,7 +20,7 @@ from replicas.model_source import ModelFiles
 from replicas.progress import Progress
 
 IMPLEMENTATION: Final = "headway_paged"
-"""Our entry in transformers' table. There "flash", "sdpa", "flex_attention" and "/" in a name have meanings."""
+"""Our entry in transformers' table, where "flash", "sdpa", "flex_attention" or "/" in a name would act."""
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _PROBE_ROWS = 4

@@ -35,6 +35,13 @@ def dequantize(file: Path, folder: Path, progress: Progress) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Raise OSError if `folder`'s disk cannot take `num_bytes` and some more."""
+    num_bytes += _FREE_SPACE_MARGIN
+    if shutil.disk_usage(folder).free < num_bytes:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({num_bytes >> 20} MiB are needed)")
+
+
 def _convert(file: Path, scratch: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
@@ -45,9 +52,7 @@ def _convert(file: Path, scratch: Path) -> None:
     except Exception as error:  # the readers raise whatever the bytes lead them to
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(f"model {file}: cannot be read as GGUF: {reason[:200]}") from error
-    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters()) + _FREE_SPACE_MARGIN
-    if shutil.disk_usage(scratch).free < num_bytes:
-        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({num_bytes >> 20} MiB are needed)")
+    check_space(scratch, sum(p.numel() * p.element_size() for p in model.parameters()))
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # nothing is quantised any more
     model.save_pretrained(scratch)
