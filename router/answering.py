@@ -34,7 +34,7 @@ class Answer:
     def __init__(self, runs: Sequence[PromptRun], n: int) -> None:
         self._runs = runs
         self._n = n
-        self._num_cached_tokens = 0
+        self._cached: dict[int, int] = {}  # prompt -> its tokens that were cached
         self._abandoned = False
 
     @property
@@ -51,7 +51,7 @@ class Answer:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=CachedTokens(self._num_cached_tokens),
+            prompt_tokens_details=CachedTokens(sum(self._cached.values())),
         )
 
     def abandon(self) -> None:
@@ -66,8 +66,6 @@ class Answer:
         Raises ClientGoneError once abandoned, and ApiError when a replica fails an output or a generation
         ends without finishing.
         """
-        # The first delta of each output says how much of the prompt was cached; outputs share a prompt.
-        cached = [0] * len(self._runs)
         async with aclosing(_merged([run.generation for run in self._runs])) as deltas:
             async for prompt, delta in deltas:
                 run = self._runs[prompt]
@@ -77,8 +75,10 @@ class Answer:
                 if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise self._failure(delta.error)
                 if delta.num_cached_tokens is not None:
-                    cached[prompt] = max(cached[prompt], delta.num_cached_tokens)
-                    self._num_cached_tokens = sum(cached)
+                    # What later outputs found in the cache may be their sibling's own work.
+                    self._cached[prompt] = min(
+                        self._cached.get(prompt, delta.num_cached_tokens), delta.num_cached_tokens
+                    )
                 emission = output.feed(delta)
                 if emission.finish_reason is not None and all(o.finish_reason for o in run.outputs):
                     # A stop string is known here only: the replica would go on.

@@ -3,19 +3,17 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from random import SystemRandom
+from secrets import randbits
 from typing import Final, TypeVar
-
-import msgspec
 
 from replicas.api import ModelCard
 from router.answering import Answer, PromptRun, write_stream, write_whole
 from router.callers import Caller
 from router.chat_template import ChatTemplateError
-from router.errors import ApiError, bad_value, context_exceeded, no_replica, unsupported
+from router.errors import ApiError, NoReplicaError, bad_value, context_exceeded, unsupported
 from router.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from router.generation import Backend
 from router.http import Exchange
@@ -27,12 +25,26 @@ from router.text import TextCodec, TooManyTokensError
 from router.validation import MAX_CHOICES, check_chat, check_completion, check_model, check_token_ids
 
 T = TypeVar("T")
-Body = TypeVar("Body", ChatBody, CompletionBody)
 
 INLINE_BYTES: Final = 4096
 """Work on a body this small is done at once (about a millisecond): a thread would cost more than it saves."""
 NUM_THREADS: Final = 2
 """Parsing and tokenising beside the event loop. Further large bodies wait for these; small ones never."""
+
+
+def _draw_seed() -> int:
+    return randbits(63)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request that is sound as far as can be known without starting it."""
+
+    body: ChatBody | CompletionBody
+    card: ModelCard
+    prompts: list[list[int]]
+    param: str
+    """The field that the prompts came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,37 +54,39 @@ class Completions:
     backend: Backend
     text: TextCodec
     pool: ThreadPoolExecutor
-    draw_seed: Callable[[], int] = lambda: SystemRandom().getrandbits(63)
+    draw_seed: Callable[[], int] = _draw_seed
     now: Callable[[], float] = time.time
 
     async def chat(self, exchange: Exchange, caller: Caller) -> None:
-        """Answer a chat request. Raises ApiError, ClientGoneError."""
-        data, body, card = await self._read(exchange, CHAT_DECODER)
+        """Answer a chat request. Raises ApiError, NoReplicaError, ClientGoneError."""
+        data = await exchange.read_json()
+        body = await self._offload(len(data), lambda: decode_body(data, CHAT_DECODER))
+        card = self._card(body.model)
         check_chat(body, card)
         if self.text.template is None:
             raise unsupported(
                 "messages", "needs a chat template and this model has none; use /v1/completions"
             )
         prompt = await self._offload(len(data), lambda: self._chat_prompt(body, card))
-        await self._answer(exchange, caller, body, card, [prompt], "messages")
+        asked = _Asked(body=body, card=card, prompts=[prompt], param="messages")
+        await self._answer(exchange, caller, asked)
 
     async def complete(self, exchange: Exchange, caller: Caller) -> None:
-        """Answer a text completion request. Raises ApiError, ClientGoneError."""
-        data, body, card = await self._read(exchange, COMPLETION_DECODER)
+        """Answer a text completion request. Raises ApiError, NoReplicaError, ClientGoneError."""
+        data = await exchange.read_json()
+        body = await self._offload(len(data), lambda: decode_body(data, COMPLETION_DECODER))
+        card = self._card(body.model)
         check_completion(body, card)
         prompts = await self._offload(len(data), lambda: self._prompts(body, card))
-        await self._answer(exchange, caller, body, card, prompts, "prompt")
+        asked = _Asked(body=body, card=card, prompts=prompts, param="prompt")
+        await self._answer(exchange, caller, asked)
 
-    async def _read(
-        self, exchange: Exchange, decoder: msgspec.json.Decoder[Body]
-    ) -> tuple[bytes, Body, ModelCard]:
-        data = await exchange.read_json()
-        body = await self._offload(len(data), lambda: decode_body(data, decoder))
+    def _card(self, model: str | None) -> ModelCard:
         card = self.backend.card
         if card is None:
-            raise no_replica()
-        check_model(body.model, card)
-        return data, body, card
+            raise NoReplicaError
+        check_model(model, card)
+        return card
 
     async def _offload(self, num_bytes: int, work: Callable[[], T]) -> T:
         """Run `work` where it does not hold up the other requests."""
@@ -110,21 +124,14 @@ class Completions:
             check_token_ids(param, row, card)
         return rows
 
-    async def _answer(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        body: ChatBody | CompletionBody,
-        card: ModelCard,
-        prompts: Sequence[list[int]],
-        param: str,
-    ) -> None:
-        answer = self._start(exchange, caller, body, card, prompts, param)
-        wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        form = self._format(body, card, wants_usage=wants_usage)
+    async def _answer(self, exchange: Exchange, caller: Caller, asked: _Asked) -> None:
+        answer = self._start(exchange, caller, asked)
+        options = asked.body.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        form = self._format(asked, wants_usage=wants_usage)
         try:
             exchange.watch(answer.abandon)
-            if body.stream:
+            if asked.body.stream:
                 await write_stream(exchange, answer, form, with_usage=wants_usage)
             else:
                 await write_whole(exchange, answer, form)
@@ -133,52 +140,42 @@ class Completions:
             # After a complete answer this changes nothing; after anything else it frees the replica.
             answer.abandon()
 
-    def _start(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        body: ChatBody | CompletionBody,
-        card: ModelCard,
-        prompts: Sequence[list[int]],
-        param: str,
-    ) -> Answer:
-        """Admit and start every prompt, or none. Raises ApiError, NoReplicaError."""
-        n = body.n or 1
+    def _start(self, exchange: Exchange, caller: Caller, asked: _Asked) -> Answer:
+        """Start every prompt, or none. Raises ApiError, NoReplicaError."""
+        body = asked.body
         specials = self.text.pieces.special_ids
         stops = visible_stops(body, specials)
-        all_max_tokens = [max_tokens_for(body, len(ids), card, param) for ids in prompts]
+        n = body.n or 1
+        max_tokens = [max_tokens_for(body, len(ids), asked.card, asked.param) for ids in asked.prompts]
         runs: list[PromptRun] = []
         try:
-            for ids, max_tokens in zip(prompts, all_max_tokens, strict=True):
+            for ids, most in zip(asked.prompts, max_tokens, strict=True):
                 generation = self.backend.generate(
                     prompt_ids=tuple(ids),
                     sampling=sampling_params(
-                        body, max_tokens=max_tokens, seed=self.draw_seed(), special_ids=specials
+                        body, max_tokens=most, seed=self.draw_seed(), special_ids=specials
                     ),
                     n=n,
                     tier=max(caller.tier, body.priority or 0),
                     cache_salt=caller.cache_salt,
                     trace_id=exchange.request_id,
                 )
-                outputs = tuple(
-                    OutputText(self.text.pieces, stops=stops, min_tokens=body.min_tokens or 0)
-                    for _ in range(n)
-                )
-                runs.append(PromptRun(generation, len(ids), outputs))
+                least = body.min_tokens or 0
+                outputs = [OutputText(self.text.pieces, stops=stops, min_tokens=least) for _ in range(n)]
+                runs.append(PromptRun(generation, len(ids), tuple(outputs)))
         except BaseException:
-            for run in runs:
-                run.generation.abort()
+            Answer(runs, n).abandon()
             raise
         return Answer(runs, n)
 
-    def _format(self, body: ChatBody | CompletionBody, card: ModelCard, *, wants_usage: bool) -> AnswerFormat:
-        is_chat = isinstance(body, ChatBody)
+    def _format(self, asked: _Asked, *, wants_usage: bool) -> AnswerFormat:
+        is_chat = isinstance(asked.body, ChatBody)
         head = AnswerHead(
             id=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             created=int(self.now()),
-            model=card.name,
-            fingerprint=card.fingerprint,
-            wants_logprobs=num_logprobs(body) is not None,
+            model=asked.card.name,
+            fingerprint=asked.card.fingerprint,
+            wants_logprobs=num_logprobs(asked.body) is not None,
             wants_usage=wants_usage,
         )
         return (ChatFormat if is_chat else CompletionFormat)(head, self.text.pieces)

@@ -83,8 +83,7 @@ class OutputText:
             match = self._take_text(self._detokenizer.flush())
         if match is not None:
             self.finish_reason = FinishReason.STOP
-            cut = len(self._held) - (self._num_chars - match.start)
-            return self._release(max(0, cut), match.start)
+            return self._release(len(self._held) - (self._num_chars - match.start), match.start)
         self.finish_reason = delta.finish_reason
         if delta.finish_reason is not None:
             return self._release(len(self._held), None)

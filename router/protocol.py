@@ -157,6 +157,12 @@ NEUTRAL_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {
     "audio": (),
     "annotations": ([],),
 }
+NEUTRAL_PART: Final[Mapping[str, tuple[object, ...]]] = {
+    "image_url": (),
+    "input_audio": (),
+    "file": (),
+    "refusal": (),
+}
 NEUTRAL_STREAM_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {"include_obfuscation": (False,)}
 
 CHAT_DECODER: Final = msgspec.json.Decoder(ChatBody)

@@ -48,7 +48,7 @@ class TextCodec:
         document = _read_json(path)
         config_path = folder / "tokenizer_config.json"
         config = _read_json(config_path) if config_path.exists() else {}
-        tokenizer = Tokenizer.from_str(json.dumps(document))
+        tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         specials = _special_tokens(config)

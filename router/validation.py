@@ -9,6 +9,7 @@ from router.protocol import (
     NEUTRAL_CHAT,
     NEUTRAL_COMPLETION,
     NEUTRAL_MESSAGE,
+    NEUTRAL_PART,
     NEUTRAL_STREAM_OPTIONS,
     ChatBody,
     ChatMessage,
@@ -55,7 +56,7 @@ def check_chat(body: ChatBody, card: ModelCard) -> None:
     _check_common(body, card)
     refuse_unserved(body, NEUTRAL_CHAT)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise unsupported("max_tokens", "and max_completion_tokens cannot both be set")
+        raise bad_value("max_tokens", "max_tokens and max_completion_tokens cannot both be set")
     _check_max_tokens("max_completion_tokens", body.max_completion_tokens, body.min_tokens)
     if body.top_logprobs is not None:
         _check_range("top_logprobs", body.top_logprobs, 0, MAX_TOP_LOGPROBS)
@@ -155,12 +156,7 @@ def _check_message(message: ChatMessage, param: str) -> None:
         if part.text is None:
             where = f"{param}.content[{index}].text"
             raise ApiError(400, f"Missing required field: {where}", param=where)
-        refuse_unserved(part, _NEUTRAL_PART, f"{param}.content[{index}].")
-
-
-_NEUTRAL_PART: Final[dict[str, tuple[object, ...]]] = dict.fromkeys(
-    ("image_url", "input_audio", "file", "refusal"), ()
-)
+        refuse_unserved(part, NEUTRAL_PART, f"{param}.content[{index}].")
 
 
 def _check_range(param: str, value: float, low: float, high: float) -> None:

@@ -105,6 +105,18 @@ async def test_n_is_one_request_with_n_outputs(app: App, backend: FakeBackend, s
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
 
 
+async def test_outputs_that_find_their_siblings_prefix_do_not_count_as_cached(
+    app: App, backend: FakeBackend
+) -> None:
+    def script(generation: FakeGeneration) -> None:
+        for index, cached in enumerate((4, 9)):
+            generation.push([app_token(ord("a"))], index=index, cached=cached, finish=FinishReason.LENGTH)
+
+    backend.script = script
+    body = (await call(app, TEXT, {"prompt": ["x", "y"], "n": 2})).json
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+
+
 async def test_token_ids_are_taken_as_they_are(app: App, backend: FakeBackend, say: Any) -> None:
     backend.script = say("x")
     await call(app, TEXT, {"prompt": [5, 6, 319]})
