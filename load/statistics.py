@@ -1,0 +1,124 @@
+"""Statistics of a run: quantiles, their intervals, fairness. Pure; arrays are float64."""
+
+import math
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+QUANTILES: Final = (0.5, 0.9, 0.99)
+RESAMPLES: Final = 200
+MAX_BOOTSTRAP_VALUES: Final = 400_000
+CURVE_POINTS: Final = 101
+
+
+class Interval(msgspec.Struct, frozen=True, array_like=True):
+    """95% confidence interval."""
+
+    low: float
+    high: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A distribution in a few numbers, in the unit of its values."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+    p50_ci: Interval | None = None
+    p99_ci: Interval | None = None
+
+
+def summarise(values: Floats, owners: Ints | None = None) -> Summary | None:
+    """Summarise values; None when there are none.
+
+    `owners` says which request each value belongs to (default: one each). Gaps of one answer resemble each
+    other, so intervals come from resampling requests, not values (cluster bootstrap; Davison & Hinkley 1997,
+    section 3.8). Same values, same intervals: the resampling is seeded.
+    """
+    if not len(values):
+        return None
+    p50, p90, p99 = np.quantile(values, QUANTILES).tolist()
+    intervals = _quantile_intervals(values, owners)
+    return Summary(
+        count=len(values),
+        mean=float(values.mean()),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        max=float(values.max()),
+        p50_ci=intervals[0],
+        p99_ci=intervals[1],
+    )
+
+
+def _quantile_intervals(values: Floats, owners: Ints | None) -> tuple[Interval | None, Interval | None]:
+    owners = np.arange(len(values)) if owners is None else owners
+    names, owners = np.unique(owners, return_inverse=True)
+    if len(names) < 8:
+        return None, None
+    rng = np.random.default_rng(0)
+    if len(values) > MAX_BOOTSTRAP_VALUES:
+        # Thinning keeps the owners' spread, which is what the interval is made of.
+        kept = rng.choice(len(values), MAX_BOOTSTRAP_VALUES, replace=False)
+        values, owners = values[kept], owners[kept]
+    order = np.argsort(values, kind="stable")
+    values, owners = values[order], owners[order]
+    draws = np.empty((RESAMPLES, 2))
+    for i in range(RESAMPLES):
+        times_drawn = np.bincount(rng.integers(0, len(names), len(names)), minlength=len(names))
+        mass = np.cumsum(times_drawn[owners])
+        if mass[-1] == 0:
+            draws[i] = values[[len(values) // 2, -1]]
+            continue
+        at = np.searchsorted(mass, [0.5 * mass[-1], 0.99 * mass[-1]])
+        draws[i] = values[np.minimum(at, len(values) - 1)]
+    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
+    return Interval(float(low[0]), float(high[0])), Interval(float(low[1]), float(high[1]))
+
+
+def curve(values: Floats) -> list[float]:
+    """Return the quantiles 0, 0.01, ..., 1, ends included: a cumulative distribution to draw."""
+    if not len(values):
+        return []
+    return [round(value, 4) for value in np.quantile(values, np.linspace(0, 1, CURVE_POINTS)).tolist()]
+
+
+def jain_index(shares: list[float]) -> float:
+    """Return (sum x)^2 / (n * sum x^2): 1 = all equal, 1/n = one has all (Jain, Chiu & Hawe 1984).
+
+    1 when nobody got anything: then all got the same.
+    """
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares > 0 else 1.0
+
+
+def kolmogorov_p_value(values: Floats, cdf: Floats) -> float:
+    """Return the asymptotic p-value of the Kolmogorov-Smirnov test.
+
+    `values` sorted ascending, `cdf` the distribution to test against at those values. Series of Kolmogorov
+    (1933), with Stephens' (1970) correction for small samples.
+    """
+    n = len(values)
+    above = np.arange(1, n + 1) / n - cdf
+    below = cdf - np.arange(n) / n
+    distance = max(float(above.max()), float(below.max()))
+    scaled = distance * (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n))
+    if scaled < 0.2:
+        return 1.0
+    terms = (2.0 * (-1.0) ** (k - 1) * math.exp(-2 * k * k * scaled * scaled) for k in range(1, 101))
+    return min(1.0, max(0.0, sum(terms)))
+
+
+def dispersion(times: Floats, bin_s: float, duration_s: float) -> float:
+    """Return variance over mean of the arrivals per bin: 1 for a Poisson process."""
+    num_bins = int(duration_s / bin_s)
+    counts = np.histogram(times, bins=num_bins, range=(0.0, num_bins * bin_s))[0]
+    return float(counts.var(ddof=1) / counts.mean())
