@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import ray
 from ray import serve
 from ray.exceptions import RayError
@@ -19,6 +20,7 @@ from cluster.deployments import replica_deployment, router_deployment
 from cluster.errors import StartError
 from cluster.loading import LoadState, read_progress
 from cluster.parts import OpenPump, open_pump
+from replicas.config import EngineConfig
 from replicas.errors import ConfigError, EngineError
 
 POLL_S: Final = 0.1
@@ -33,24 +35,30 @@ def application(
     config: ClusterConfig, open_pump: OpenPump = open_pump, progress_folder: Path | None = None
 ) -> Application:
     """Return the application; replicas report how far they are into `progress_folder`, if given."""
+    is_gpu = _runs_on_gpu(config)
+    engine = config.engine if is_gpu else _with_counted_threads(config.engine)
+    num_cpus = engine.num_threads or 1
     replicas = replica_deployment.options(
         num_replicas=config.replicas,
-        ray_actor_options=_replica_resources(config),
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": 1 if is_gpu else 0},
         graceful_shutdown_timeout_s=config.drain_s,
-    ).bind(config.engine, open_pump, None if progress_folder is None else str(progress_folder))
+    ).bind(engine, open_pump, None if progress_folder is None else str(progress_folder))
     routers = router_deployment.options(
         num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
     )
-    app: Application = routers.bind(replicas, config.engine)
+    app: Application = routers.bind(replicas, engine)
     return app
 
 
-def _replica_resources(config: ClusterConfig) -> dict[str, float]:
-    device = config.engine.device
-    has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
-    if device == "cuda" or (device == "auto" and has_gpu):
-        return {"num_cpus": 1, "num_gpus": 1}
-    return {"num_cpus": config.engine.num_threads or 1}
+def _runs_on_gpu(config: ClusterConfig) -> bool:
+    if config.engine.device == "auto":
+        return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1)
+    return config.engine.device == "cuda"
+
+
+def _with_counted_threads(engine: EngineConfig) -> EngineConfig:
+    """One thread per reserved CPU: Ray sets OMP_NUM_THREADS to those, and more threads would not run."""
+    return msgspec.structs.replace(engine, num_threads=engine.num_threads or 1)
 
 
 @contextlib.contextmanager
@@ -60,7 +68,7 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
     The environment of this process must hold `serve_environment` since before `ray.serve` was imported.
     """
     _quieten()
-    num_cpus = config.replicas * int(_replica_resources(config)["num_cpus"])
+    num_cpus = config.replicas * (config.engine.num_threads or 1)
     try:
         ray.init(
             "local",

@@ -90,8 +90,8 @@ def serving(
 
 
 def _with_shared_cores(config: ClusterConfig) -> ClusterConfig:
-    """Split the cores among several engines: each would take all of them, and barriers would crawl."""
-    if config.replicas == 1 or config.engine.num_threads is not None:
+    """Split the cores among the engines: if each took all of them, barriers would crawl."""
+    if config.engine.num_threads is not None:
         return config
     num_threads = max(1, available_cpus() // config.replicas)
     return msgspec.structs.replace(
