@@ -1,6 +1,7 @@
 """The Serve deployments, and the carrier of messages between them."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,12 +17,14 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster.loading import ProgressFile
 from cluster.parts import OpenPump, open_app
+from replicas.api import FrameBatch
 from replicas.config import EngineConfig
 from router.app import App
 from router.backend import ReplicaBackend
 from router.pinned_router import PinnedRouter
 from router.replica_set import ReplicaSet, replica_set
 from router.transport import FrameStream, ReplicaGoneError
+from router.transport_times import TransportTimes
 
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
@@ -42,6 +45,7 @@ class ServeTransport:
         self._calls = replicas.options(_by_reference=False, **serialization)
         self._streams = self._calls.options(stream=True)
         self._replicas = replica_set()
+        self.times = TransportTimes()
 
     def watch(self, changed: Callable[[frozenset[str]], None]) -> None:
         self._replicas.watch(changed)
@@ -57,7 +61,7 @@ class ServeTransport:
             return _GoneStream(replica)
         self._replicas.hold(replica)
         response = self._streams.frames.remote(subscribe, replica=replica)
-        return _ServeStream(replica, response, self._replicas)
+        return _ServeStream(replica, response, self._replicas, self.times)
 
     async def _call(self, method: Any, replica: str, *arguments: bytes) -> bytes:
         if not self._replicas.reachable(replica):
@@ -77,16 +81,22 @@ class _ServeStream:
     """An open subscription. Holds its replica, so that a draining one stays reachable until it ends."""
 
     def __init__(
-        self, replica: str, response: DeploymentResponseGenerator[Any], replicas: ReplicaSet
+        self,
+        replica: str,
+        response: DeploymentResponseGenerator[Any],
+        replicas: ReplicaSet,
+        times: TransportTimes,
     ) -> None:
         self._replica = replica
+        self._times = times
         self._response = response
         self._replicas: ReplicaSet | None = replicas
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for frames in self._response:
-                for frame in frames:
+            async for batch in self._response:
+                self._times.observe(batch, time.time())
+                for frame in batch.frames:
                     yield frame
         except RequestCancelledError:
             return
@@ -146,27 +156,12 @@ class Replica:
         self._check_name(replica)
         return self._pump.apply(batch)
 
-    async def frames(self, subscribe: bytes, *, replica: str) -> AsyncIterator[list[bytes]]:
-        """Yield the frames of a step stream, as many at a time as have come: that bounds their cost."""
+    async def frames(self, subscribe: bytes, *, replica: str) -> AsyncIterator[FrameBatch]:
+        """Yield the frames of a step stream."""
         self._check_name(replica)
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(ready.set)
-
-        subscription = self._pump.subscribe(subscribe, wake)
-        try:
-            while True:
-                await ready.wait()
-                ready.clear()
-                is_last = subscription.closed
-                if frames := subscription.take():
-                    yield frames
-                if is_last:
-                    return
-        finally:
-            subscription.close()
+        async with contextlib.aclosing(self._pump.stream(subscribe)) as batches:
+            async for batch in batches:
+                yield batch
 
     def check_health(self) -> None:
         """Raise when this process should be replaced. Serve calls it every other second."""
@@ -190,13 +185,14 @@ class Router:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, replicas: DeploymentHandle[Any], config: EngineConfig
     ) -> None:
+        transport = ServeTransport(replicas)
         self._backend = ReplicaBackend(
-            ServeTransport(replicas),
+            transport,
             router_id=serve.get_replica_context().replica_id.unique_id,
             first_epoch=time.time_ns(),
             draw=random.Random(),
         )
-        self._app = await asyncio.to_thread(open_app, self._backend, config)
+        self._app = await asyncio.to_thread(open_app, self._backend, config, transport.times)
         self._backend.start()
 
     def __serve_build_asgi_app__(self) -> App:

@@ -9,8 +9,10 @@ from replicas.model_source import locate
 from replicas.progress import Progress, silent
 from replicas.pump import EnginePump
 from router.app import App, build_app
-from router.generation import Backend
+from router.backend import ReplicaBackend
+from router.stats import Stats
 from router.text import TextCodec
+from router.transport_times import TransportTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +28,10 @@ OpenPump = Callable[[EngineConfig, Progress], OpenedPump]
 """Builds an engine; blocks for seconds to minutes. A function that every node can import."""
 
 
-def open_app(backend: Backend, config: EngineConfig) -> App:
+def open_app(backend: ReplicaBackend, config: EngineConfig, times: TransportTimes) -> App:
     """Return the HTTP application; reads the model's tokenizer and chat template from its folder."""
-    return build_app(backend, TextCodec.from_folder(locate(config.model, silent).folder))
+    text = TextCodec.from_folder(locate(config.model, silent).folder)
+    return build_app(backend, text, stats=lambda: Stats.of(backend.loads(), times.summary()))
 
 
 def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:

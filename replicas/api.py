@@ -193,6 +193,17 @@ class StepOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     deltas: list[TokenDelta] = []
 
 
+class FrameBatch(msgspec.Struct, frozen=True, array_like=True):
+    """Frames as a carrier takes them over: all that have come since it last took some."""
+
+    frames: list[bytes]
+    """Encoded StepOutputs, in order."""
+    delay_s: float
+    """Seconds from the end of the oldest frame's step until here."""
+    handed_at: float
+    """Wall-clock seconds."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="s", array_like=True):
     """Start a request. Idempotent on (router epoch, request id, attempt)."""
 

@@ -12,12 +12,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 import msgspec
 
-from replicas.api import CommandBatch, FinishReason, GenerateRequest, ModelCard, Subscribe, TokenDelta
+from replicas.api import (
+    CommandBatch,
+    FinishReason,
+    FrameBatch,
+    GenerateRequest,
+    ModelCard,
+    Subscribe,
+    TokenDelta,
+)
 from replicas.engine import Engine
 from replicas.errors import RequestError
 from replicas.scheduler import Outputs
@@ -37,8 +45,14 @@ class Subscription:
         self._close = close
         self._wake = wake
         self._frames: deque[bytes] = deque()
+        self._oldest_at = 0.0
         self.closed = False
         """Nothing comes after the frames that `take` still gives."""
+
+    @property
+    def oldest_at(self) -> float:
+        """When the step of the oldest frame that was not taken ended, on the pump's clock."""
+        return self._oldest_at
 
     def take(self) -> list[bytes]:
         """The frames that have come since the last call, in order."""
@@ -51,8 +65,10 @@ class Subscription:
         """The consumer goes away. Idempotent."""
         self._close()
 
-    def put(self, frames: list[bytes], ended: bool) -> None:
+    def put(self, frames: list[bytes], ended: bool, at: float) -> None:
         """Called by the pump only."""
+        if not self._frames:
+            self._oldest_at = at
         self._frames.extend(frames)
         self.closed = self.closed or ended
         self._wake()
@@ -104,8 +120,9 @@ class EnginePump:
         """Take an encoded CommandBatch, return the encoded BatchReply. Thread-safe, microseconds."""
         message = self._batch_decoder.decode(batch)
         with self._work:
-            applied = self._sessions.apply(message, self._clock())
-            self._carry_out(applied.effects)
+            now = self._clock()
+            applied = self._sessions.apply(message, now)
+            self._carry_out(applied.effects, now)
         return msgspec.msgpack.encode(applied.reply)
 
     def subscribe(self, message: bytes, wake: Callable[[], None]) -> Subscription:
@@ -119,11 +136,15 @@ class EnginePump:
             if self._stopping or self._failure:
                 self._end_subscriptions()
             else:
-                self._carry_out(self._sessions.subscribe(key, subscribe, self._clock()))
+                now = self._clock()
+                self._carry_out(self._sessions.subscribe(key, subscribe, now), now)
         return subscription
 
-    async def stream(self, message: bytes) -> AsyncIterator[bytes]:
-        """The same as an asynchronous iterator of frames; closing it ends the subscription."""
+    async def stream(self, message: bytes) -> AsyncGenerator[FrameBatch, None]:
+        """The same as an asynchronous iterator; closing it ends the subscription.
+
+        As many frames at a time as have come: a slow carrier then carries fewer, larger messages.
+        """
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
 
@@ -137,8 +158,9 @@ class EnginePump:
                 await ready.wait()
                 ready.clear()
                 is_last = subscription.closed
-                for frame in subscription.take():
-                    yield frame
+                delay_s = self._clock() - subscription.oldest_at
+                if frames := subscription.take():
+                    yield FrameBatch(frames, delay_s, self._wall_clock())
                 if is_last:
                     return
         finally:
@@ -174,10 +196,10 @@ class EnginePump:
         if self.engine.has_work:
             for owner, deltas in self.engine.step().items():
                 outputs.setdefault(owner, []).extend(deltas)
+        now = self._clock()
         load = self.engine.load()
         with self._work:
-            now = self._clock()
-            self._carry_out(self._sessions.publish(outputs, load, now, self._wall_clock()))
+            self._carry_out(self._sessions.publish(outputs, load, now, self._wall_clock()), now)
             self._expire(now)
             if not self.engine.has_work and not self._commands and not self._stopping:
                 self._wait_for_work()
@@ -211,22 +233,22 @@ class EnginePump:
     # With the lock held
 
     def _expire(self, now: float) -> None:
-        self._carry_out(self._sessions.expire(now))
+        self._carry_out(self._sessions.expire(now), now)
 
-    def _carry_out(self, effects: Effects) -> None:
+    def _carry_out(self, effects: Effects, now: float) -> None:
         if effects.commands:
             self._commands.extend(effects.commands)
             self._work.notify()
         for delivery in effects.deliveries:
             subscription = self._subscriptions.get(delivery.subscription)
             if subscription is not None:
-                subscription.put(delivery.frames, delivery.ended)
+                subscription.put(delivery.frames, delivery.ended, now)
                 if delivery.ended:
                     del self._subscriptions[delivery.subscription]
 
     def _end_subscriptions(self) -> None:
         for subscription in self._subscriptions.values():
-            subscription.put([], ended=True)
+            subscription.put([], ended=True, at=self._clock())
         self._subscriptions.clear()
 
     def _unsubscribe(self, key: int) -> None:

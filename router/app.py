@@ -22,6 +22,7 @@ from router.completions import NUM_THREADS, Completions
 from router.errors import ApiError, ClientGoneError, NoReplicaError, internal_error, no_replica
 from router.generation import Backend
 from router.http import Exchange, Receive, Scope, Send
+from router.stats import Stats
 from router.text import TextCodec
 from router.validation import check_model
 
@@ -32,14 +33,23 @@ Handler = Callable[[Exchange, Caller], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def build_app(backend: Backend, text: TextCodec, *, identify: Identify = anybody) -> App:
-    """Return the OpenAI HTTP application over `backend`."""
-    return _RouterApp(backend, text, identify)
+def build_app(
+    backend: Backend,
+    text: TextCodec,
+    *,
+    identify: Identify = anybody,
+    stats: Callable[[], Stats] = Stats,
+) -> App:
+    """Return the OpenAI HTTP application over `backend`; `stats` answers GET /stats."""
+    return _RouterApp(backend, text, identify, stats)
 
 
 class _RouterApp:
-    def __init__(self, backend: Backend, text: TextCodec, identify: Identify) -> None:
+    def __init__(
+        self, backend: Backend, text: TextCodec, identify: Identify, stats: Callable[[], Stats]
+    ) -> None:
         self._backend = backend
+        self._stats = stats
         self._identify = identify
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
         self._created = int(time.time())
@@ -49,6 +59,7 @@ class _RouterApp:
             "/v1/completions": {"POST": completions.complete},
             "/v1/models": {"GET": self._list_models},
             "/health": {"GET": self._health},
+            "/stats": {"GET": self._show_stats},
             "/version": {"GET": self._version},
         }
 
@@ -103,6 +114,9 @@ class _RouterApp:
 
     async def _version(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
         await exchange.respond(200, msgspec.json.encode({"version": _installed_version()}))
+
+    async def _show_stats(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        await exchange.respond(200, msgspec.json.encode(self._stats()))
 
     def _card(self) -> ModelCard:
         card = self._backend.card

@@ -10,6 +10,7 @@ from replicas.api import (
     BatchReply,
     CommandBatch,
     FinishReason,
+    FrameBatch,
     GenerateRequest,
     ModelCard,
     StepOutputs,
@@ -50,11 +51,13 @@ def pump_and_runner() -> Iterator[tuple[EnginePump, FakeRunner]]:
     pump.stop()
 
 
-async def deltas_until_finished(frames: AsyncIterator[bytes], count: int = 1) -> list[TokenDelta]:
+async def deltas_until_finished(batches: AsyncIterator[FrameBatch], count: int = 1) -> list[TokenDelta]:
     """Read frames until so many outputs have finished."""
     deltas: list[TokenDelta] = []
-    async for frame in frames:
-        deltas += msgspec.msgpack.decode(frame, type=StepOutputs).deltas
+    async for batch in batches:
+        assert batch.delay_s >= 0
+        for frame in batch.frames:
+            deltas += msgspec.msgpack.decode(frame, type=StepOutputs).deltas
         if sum(delta.finish_reason is not None for delta in deltas) == count:
             break
     return deltas
@@ -70,7 +73,7 @@ async def test_a_request_goes_in_and_its_tokens_come_out(
     assert (reply.replica_epoch, reply.applied_through) == (77, 1)
     deltas = await asyncio.wait_for(deltas_until_finished(frames), 10)
     assert [t for delta in deltas for t in delta.token_ids] == expected_output(wanted.prompt_ids, 6)
-    await frames.aclose()  # type: ignore[attr-defined]
+    await frames.aclose()
 
 
 async def test_a_request_that_cannot_run_is_refused_with_one_error_per_output(
