@@ -23,7 +23,8 @@ GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy: the exact limit, and no quotient can overflow."""
 
 _NUCLEUS = 256
-"""Tokens sorted at first for top-p; the whole vocabulary only where they do not reach it."""
+_NUCLEUS_GROWTH = 8
+"""top-p looks at so many of the best tokens, then at so many times more, until they reach it."""
 _MASK64 = (1 << 64) - 1
 
 
@@ -128,7 +129,7 @@ def _draw(logits: Tensor, sequences: Rows[Sequence]) -> list[int]:
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
     if any(p.top_p < 1.0 for p in params):
         probabilities = _keep_top_p(probabilities, [p.top_p for p in params])
-    cumulated = probabilities.double().cumsum(dim=-1)
+    cumulated = probabilities.cumsum(dim=-1, dtype=torch.float64)
     draws = [uniform(s.sampling.seed, s.index, s.num_tokens) for s in sequences]
     total = cumulated[:, -1:]
     # Below the total even after rounding, or the search would run past the last token that is left.
@@ -164,11 +165,14 @@ def _keep_top_p(probabilities: Tensor, top_p: list[float]) -> Tensor:
 
 
 def _nucleus_threshold(row: Tensor, target: float) -> float:
-    values = row.topk(min(_NUCLEUS, row.shape[-1])).values.double()
-    mass = values.cumsum(dim=-1)
-    if float(mass[-1]) < target and len(values) < row.shape[-1]:
-        values = row.sort(descending=True).values.double()
+    """Return the smallest of the largest values that together reach `target`."""
+    count = _NUCLEUS
+    while True:
+        values = row.topk(min(count, len(row))).values.double()
         mass = values.cumsum(dim=-1)
+        if count >= len(row) or float(mass[-1]) >= target:
+            break
+        count *= _NUCLEUS_GROWTH
     reached = int(torch.searchsorted(mass, target))
     return float(values[min(reached, len(values) - 1)])
 
@@ -182,12 +186,23 @@ def _logprobs(
     if not asked:
         return None
     logprobs: list[TokenLogprobs | None] = [None] * len(sequences)
-    for i, row in zip(asked, torch.log_softmax(logits[asked], dim=-1), strict=True):
-        count = min(sequences[i].sampling.logprobs or 0, row.shape[-1])
-        top: tuple[TopLogprob, ...] = ()
-        if count:
-            values, ids = row.topk(count)
-            pairs = zip(ids.tolist(), values.tolist(), strict=True)
-            top = tuple(TopLogprob(token_id=token, logprob=value) for token, value in pairs)
-        logprobs[i] = TokenLogprobs(logprob=float(row[token_ids[i]]), top=top)
+    for i in asked:
+        token = token_ids[i]
+        assert token is not None
+        logprobs[i] = token_logprobs(logits[i], token, sequences[i].sampling.logprobs or 0)
     return logprobs
+
+
+def token_logprobs(
+    logits: Tensor,  # [vocab_size] float32
+    token_id: int,
+    count: int,  # alternatives to report
+) -> TokenLogprobs:
+    """Return the logprobs of a token at a position."""
+    row = torch.log_softmax(logits, dim=-1)
+    top: tuple[TopLogprob, ...] = ()
+    if count:
+        values, ids = row.topk(min(count, row.shape[-1]))
+        pairs = zip(ids.tolist(), values.tolist(), strict=True)
+        top = tuple(TopLogprob(token_id=token, logprob=value) for token, value in pairs)
+    return TokenLogprobs(logprob=float(row[token_id]), top=top)

@@ -55,8 +55,9 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     num_threads = config.num_threads or available_cpus()
     set_num_threads(num_threads)
     files = locate(config.model, progress)
-    _check_memory(files)
     device = choose_device(config)
+    if device.type == "cpu":
+        _check_memory(files)
     model = load_model(files, device, choose_dtype(config, device), progress)
     backend_class = choose_backend(config.attention, device, model.dtype)
     _check_softcap(model, backend_class)

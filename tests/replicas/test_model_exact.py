@@ -67,13 +67,15 @@ def test_layers_without_a_usable_floor_are_cut_into_equal_blocks(least: int) -> 
 
 
 @pytest.mark.parametrize("width", [96, 100, 1536, 40_000])
-@pytest.mark.parametrize("function", [nn.SiLU(), nn.GELU(), nn.Tanh()])
+@pytest.mark.parametrize("function", [nn.SiLU(), nn.GELU(approximate="tanh")])
 def test_activations_give_a_row_the_same_bits_in_any_company(function: nn.Module, width: int) -> None:
-    x = random_rows(45, width)
+    """Called plainly, both functions fail this at width 100."""
+    x = random_rows(45, width) * 3
     whole = WholeRows(function)(x)
     torch.testing.assert_close(whole, function(x), atol=1e-6, rtol=1e-5)
-    for first, end in [(0, 1), (7, 20), (31, 45)]:
-        assert torch.equal(WholeRows(function)(x[None, first:end])[0], whole[first:end])
+    for first in (0, 3):
+        for end in range(first + 1, 45, 3):
+            assert torch.equal(WholeRows(function)(x[None, first:end])[0], whole[first:end])
 
 
 def test_activations_inside_a_model_are_replaced_once() -> None:
