@@ -81,6 +81,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Treat the model's end-of-sequence tokens as ordinary ones."""
     logprobs: int | None = None
     """Report the sampled token's logprob and this many most probable alternatives; None = nothing."""
+    prompt_logprobs: int | None = None
+    """The same for every prompt token but the first. Such a prompt is computed anew, cached or not."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,7 +117,7 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """The logprobs of one generated token, natural logarithm, before temperature and truncation."""
+    """The logprobs of one token, natural logarithm, before temperature and truncation."""
 
     logprob: float
     top: tuple[TopLogprob, ...] = ()
@@ -140,17 +142,26 @@ class TokenDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     """On the first delta: prompt tokens that came from the prefix cache."""
     error: str | None = None
     """With finish_reason `error`: one line for the client."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """On the first delta when asked for: one per prompt token but the first. Never after a resume."""
 
     def append(self, later: "TokenDelta") -> None:
         """Coalesce: take over what a later delta of the same output brings. The later one is used up."""
         self.token_ids.extend(later.token_ids)
-        if self.logprobs is None:
-            self.logprobs = later.logprobs
-        elif later.logprobs is not None:
-            self.logprobs.extend(later.logprobs)
+        self.logprobs = _joined(self.logprobs, later.logprobs)
+        self.prompt_logprobs = _joined(self.prompt_logprobs, later.prompt_logprobs)
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id
         self.error = later.error
+
+
+def _joined(
+    first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None
+) -> list[TokenLogprobs] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    first.extend(second)
+    return first
 
 
 class TierLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -240,6 +251,8 @@ class BatchReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The batch's router epoch is over here: nothing of it runs, and nothing more of it is applied."""
     load: ReplicaLoad | None = None
     """The replica's state after its last step, for routers that receive no frames just now."""
+    failure: str | None = None
+    """Why this replica must be replaced, a step that never ends for one: expect nothing more of it."""
 
 
 class Subscribe(msgspec.Struct, frozen=True, kw_only=True):

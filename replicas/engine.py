@@ -158,6 +158,8 @@ class Engine:
         return StepResult(
             token_ids=first.token_ids + second.token_ids,
             logprobs=logprobs,
+            prompt_logprobs=first.prompt_logprobs
+            | {middle + position: entries for position, entries in second.prompt_logprobs.items()},
             errors=first.errors | {middle + position: text for position, text in second.errors.items()},
         )
 

@@ -119,6 +119,8 @@ def _halve(deltas: list[TokenDelta]) -> list[list[TokenDelta]] | None:
         middle = len(deltas) // 2
         return [deltas[:middle], deltas[middle:]]
     (delta,) = deltas
+    if delta.prompt_logprobs and (delta.token_ids or len(delta.prompt_logprobs) > 1):
+        return _halve_prompt(delta)
     middle = len(delta.token_ids) // 2
     if not middle:
         return None
@@ -142,3 +144,14 @@ def _halve(deltas: list[TokenDelta]) -> list[list[TokenDelta]] | None:
         error=delta.error,
     )
     return [[first], [second]]
+
+
+def _halve_prompt(delta: TokenDelta) -> list[list[TokenDelta]]:
+    """Split off the first half of the prompt's logprobs; all the rest stays together."""
+    entries = delta.prompt_logprobs or []
+    first = TokenDelta(request_id=delta.request_id, attempt=delta.attempt, index=delta.index, token_ids=[])
+    middle = (len(entries) + 1) // 2
+    first.prompt_logprobs = entries[:middle]
+    rest = TokenDelta(*(getattr(delta, field) for field in delta.__struct_fields__))
+    rest.prompt_logprobs = entries[middle:] or None
+    return [[first], [rest]]

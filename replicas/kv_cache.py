@@ -50,13 +50,14 @@ class KVCacheManager:
     def match_prefix(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest cached prefix of the sequence's tokens. Takes no reference.
 
-        The last token is never matched: it must be computed to have logits to sample from.
+        The last token is never matched: it must be computed to have logits to sample from. Nor are those
+        whose logits are still to be reported.
         """
         if not self.enable_prefix_caching:
             return PrefixMatch(block_ids=[], num_tokens=0)
         size = self.block_size
         block_ids: list[int] = []
-        for i in range((sequence.num_tokens - 1) // size):
+        for i in range(sequence.num_reusable_tokens // size):
             tokens = sequence.token_ids[i * size : (i + 1) * size]
             block_id = self.pool.find(self._block_hash(sequence, i), tokens)
             if block_id is None:

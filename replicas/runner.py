@@ -1,16 +1,20 @@
 """TorchRunner: executes steps on a loaded model."""
 
 from collections.abc import Sequence as Rows
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from replicas.api import TokenLogprobs
 from replicas.attention.base import AttentionBackend
 from replicas.model import LoadedModel
-from replicas.packing import PackedStep, pack
-from replicas.sampling import sample
+from replicas.packing import LongArray, PackedStep, pack
+from replicas.sampling import sample, token_logprobs
 from replicas.step import ScheduledSequence, Step, StepResult
+
+NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 
 class TorchRunner:
@@ -36,10 +40,16 @@ class TorchRunner:
         packed = pack(entries, self._block_size, self._row_floor)
         errors = self._replace_foreign_tokens(packed)
         sampling = [i for i, entry in enumerate(entries) if entry.samples]
-        sampled = sample(self._forward(packed), [entries[i].sequence for i in sampling])
+        prompt_rows = _prompt_rows(entries, packed)
+        logits = self._forward(packed, prompt_rows)
+        sampled = sample(logits[: len(sampling)], [entries[i].sequence for i in sampling])
         errors |= {sampling[i]: message for i, message in sampled.errors.items()}
 
-        result = StepResult(token_ids=[None] * len(entries), errors=errors)
+        result = StepResult(
+            token_ids=[None] * len(entries),
+            errors=errors,
+            prompt_logprobs=_prompt_logprobs(entries, logits[len(sampling) :]) if len(prompt_rows) else {},
+        )
         if sampled.logprobs is not None:
             result.logprobs = [None] * len(entries)
         for row, i in enumerate(sampling):
@@ -58,12 +68,13 @@ class TorchRunner:
         """Compute the scheduled tokens; return the bits of the last sampled entry's logits, if any."""
         return self.logits(entries)[-1:].cpu().numpy().tobytes()
 
-    def _forward(self, packed: PackedStep) -> Tensor:
+    def _forward(self, packed: PackedStep, prompt_rows: LongArray = NO_ROWS) -> Tensor:
+        """Return the logits of the rows that sample, then those of `prompt_rows`."""
         device = self._model.device
-        num_samples = len(packed.sample_rows)
-        keep = packed.sample_rows
-        if 0 < num_samples < self._row_floor:  # the head is a linear layer too
-            keep = np.concatenate([keep, np.repeat(keep[:1], self._row_floor - num_samples)])
+        keep = np.concatenate([packed.sample_rows, prompt_rows])
+        num_kept = len(keep)
+        if 0 < num_kept < self._row_floor:  # the head is a linear layer too
+            keep = np.concatenate([keep, np.repeat(keep[:1], self._row_floor - num_kept)])
         with torch.inference_mode():
             self._backend.begin_step(packed.batch)
             logits = self._model.logits(
@@ -72,7 +83,7 @@ class TorchRunner:
                 torch.from_numpy(keep).to(device),
                 self._attend,
             )
-        return logits[:num_samples]
+        return logits[:num_kept]
 
     def _attend(
         self,
@@ -98,3 +109,30 @@ class TorchRunner:
         message = f"token id {ids[rows[0]]} is not in the vocabulary of {self._model.vocab_size}"
         ids[foreign] = 0
         return {int(entry): message for entry in entries}
+
+
+def _prompt_rows(entries: Rows[ScheduledSequence], packed: PackedStep) -> LongArray:
+    """Packed rows at which the logprob of the next prompt token is wanted, in order of the sequences."""
+    parts = [NO_ROWS]
+    for entry, first_row in zip(entries, packed.batch.query_start_loc, strict=False):
+        positions = entry.sequence.prompt_rows(entry.start, entry.num_new_tokens)
+        if positions:
+            parts.append(np.array(positions, dtype=np.int64) - entry.start + int(first_row))
+    return np.concatenate(parts)
+
+
+def _prompt_logprobs(
+    entries: Rows[ScheduledSequence],
+    logits: Tensor,  # [rows of _prompt_rows, vocab_size] float32
+) -> dict[int, list[TokenLogprobs]]:
+    rows = iter(logits)
+    found: dict[int, list[TokenLogprobs]] = {}
+    for i, entry in enumerate(entries):
+        sequence = entry.sequence
+        positions = sequence.prompt_rows(entry.start, entry.num_new_tokens)
+        count = sequence.sampling.prompt_logprobs or 0
+        if positions:
+            found[i] = [
+                token_logprobs(next(rows), sequence.token_ids[position + 1], count) for position in positions
+            ]
+    return found

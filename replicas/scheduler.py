@@ -142,6 +142,9 @@ class Scheduler:
                     self.cache.register_computed(sequence)
                 if self._siblings and computed >= sequence.num_prompt_tokens:
                     self._release_siblings(sequence, now)
+                if (reported := result.prompt_logprobs.get(position)) is not None:
+                    assert sequence.prompt_logprobs is not None
+                    sequence.prompt_logprobs += reported
                 if token is None:
                     continue
                 delta = self._append(sequence, token)
@@ -239,7 +242,8 @@ class Scheduler:
     def _schedule_prefill(self, sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
         """Give a running prefill its next chunk; its blocks were allocated when it started."""
         wanted = sequence.num_uncomputed_tokens
-        granted = budget.take(wanted, sequence.num_computed_tokens)
+        fitting = step.within_prompt_rows(sequence) if self.config.chunked_prefill else wanted
+        granted = budget.take(fitting, sequence.num_computed_tokens)
         if granted:
             step.add_prefill(sequence, granted, samples=granted == wanted)
 
@@ -350,6 +354,7 @@ class Scheduler:
             max_num_tokens=min(len(request.prompt_ids) + sampling.max_tokens, self.config.max_model_len),
             waiting_since=now,
             waited_s=request.waited_s,
+            prompt_logprobs=None if sampling.prompt_logprobs is None or resumed else [],
         )
 
     def _append(self, sequence: Sequence, token: int) -> TokenDelta:
@@ -363,6 +368,7 @@ class Scheduler:
         if not sequence.started:
             sequence.started = True
             delta.num_cached_tokens = sequence.num_cached_tokens
+            delta.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
         return delta
 
     def _release_siblings(self, leader: Sequence, now: float) -> None:

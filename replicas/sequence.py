@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
-from replicas.api import FinishReason, GenerateRequest, SamplingParams
+from replicas.api import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
 
 
 class SequenceStatus(enum.Enum):
@@ -56,6 +56,9 @@ class Sequence:
     finish_reason: FinishReason | None = None
     started: bool = False
     """Its first delta, the one that reports num_cached_tokens, is out."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Those of prompt tokens 1, 2, ... as far as computed, until the first delta takes them. None = not
+    asked for, or reported."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -72,6 +75,18 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens that may come from the prefix cache: their logits are not wanted, or known."""
+        return len(self.token_ids) - 1 if self.prompt_logprobs is None else len(self.prompt_logprobs)
+
+    def prompt_rows(self, start: int, num_tokens: int) -> range:
+        """Positions of a slice of the sequence at which the next prompt token's logprob is still wanted."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        first = max(start, len(self.prompt_logprobs))
+        return range(first, max(first, min(start + num_tokens, self.num_prompt_tokens - 1)))
 
     @property
     def num_uncomputed_tokens(self) -> int:

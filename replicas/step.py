@@ -1,13 +1,18 @@
 """Step: what the scheduler asks of a runner, and what comes back."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from replicas.api import TokenLogprobs
 from replicas.sequence import Sequence
 from replicas.step_time import StepShape
+
+
+MAX_PROMPT_ROWS: Final = 256
+"""Prompt positions of one step whose logprobs are reported: each costs a row of vocabulary size, in
+memory and in the head's time."""
 
 
 class ScheduledSequence(msgspec.Struct, gc=False):
@@ -37,13 +42,22 @@ class Step:
     """Leading entries of `sequences` that compute exactly one token and sample."""
     shape: StepShape = field(default_factory=StepShape)
     """What the step's duration depends on."""
+    prompt_rows_left: int = MAX_PROMPT_ROWS
+    """How many more positions may report the logprobs of prompt tokens."""
     overloaded: bool = False
     """The prefill chunk was at its floor: the ITL budget cannot be kept."""
 
-    def add_prefill(self, sequence: Sequence, num_new_tokens: int, samples: bool) -> None:
+    def within_prompt_rows(self, sequence: Sequence) -> int:
+        """How many of its uncomputed tokens fit in without reporting too many prompt logprobs; maybe 0."""
+        start, num_tokens = sequence.num_computed_tokens, sequence.num_uncomputed_tokens
+        rows = sequence.prompt_rows(start, num_tokens)
+        return num_tokens if len(rows) <= self.prompt_rows_left else rows[0] + self.prompt_rows_left - start
+
+    def add_prefill(, sequence: Sequence, num_new_tokens: int, samples: bool) -> None:
         start = sequence.num_computed_tokens
         self.sequences.append(ScheduledSequence(sequence, start, num_new_tokens, samples))
         self.num_tokens += num_new_tokens
+        self.prompt_rows_left -= len(sequence.prompt_rows(start, num_new_tokens))
         self.shape = self.shape.with_prefill(num_new_tokens, start, samples)
 
     def discard(self, sequence: Sequence) -> int:
@@ -70,6 +84,8 @@ class StepResult:
     """The sampled token; None where the sequence does not sample or failed."""
     logprobs: list[TokenLogprobs | None] | None = None
     """None when no sequence of the step asked for logprobs."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Position in `step.sequences` -> one entry for each of its `Sequence.prompt_rows` in this step."""
     errors: dict[int, str] = field(default_factory=dict)
     """Position in `step.sequences` -> one line: this sequence failed, the others are good."""
 
