@@ -53,7 +53,7 @@ class Step:
         rows = sequence.prompt_rows(start, num_tokens)
         return num_tokens if len(rows) <= self.prompt_rows_left else rows[0] + self.prompt_rows_left - start
 
-    def add_prefill(, sequence: Sequence, num_new_tokens: int, samples: bool) -> None:
+    def add_prefill(self, sequence: Sequence, num_new_tokens: int, samples: bool) -> None:
         start = sequence.num_computed_tokens
         self.sequences.append(ScheduledSequence(sequence, start, num_new_tokens, samples))
         self.num_tokens += num_new_tokens
