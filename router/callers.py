@@ -1,7 +1,15 @@
-"""Who asks. The first form knows one caller: everybody, at the soonest tier."""
+"""Who asks: from request headers to a Caller."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from router.errors import ApiError
+from router.keys import bearer, key_id, matches, unauthorized
+from router.tenants import DEFAULT_TIERS, Catalogue, KeyRecord, Tenant, Tier, levels, local_tenant
+
+NOT_READY_RETRY_AFTER_S: Final = 2
+LOCAL_TENANT: Final = local_tenant(DEFAULT_TIERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -9,15 +17,68 @@ class Caller:
     """What a request may do, derived from its headers alone."""
 
     tier: int = 0
-    """Priority tier; smaller = sooner. A request's own `priority` can only add to it."""
+    """Level of its tier; smaller = sooner. A request's own `priority` can only add to it."""
     cache_salt: str = ""
     """Prefix blocks are shared only between callers of equal salt."""
+    tenant: Tenant = LOCAL_TENANT
+    key_id: str = ""
+    """The public part of its key."""
+
+    def may_use(self, model: str) -> bool:
+        return self.tenant.models is None or model in self.tenant.models
 
 
 Identify = Callable[[Mapping[bytes, bytes]], Caller]
-"""Request headers (lower-case names) -> caller. Raises ApiError 401 or 403."""
+"""Request headers (lower-case names) -> caller. Raises ApiError 401, 403 or 503."""
 
 
 def anybody(headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG001 - an Identify
     """Accept every request."""
     return Caller()
+
+
+class KeyedCallers:
+    """An Identify over the current catalogue. One event loop."""
+
+    def __init__(self, tiers: Iterable[Tier], pepper: bytes, now: Callable[[], float]) -> None:
+        """`now`: seconds since 1970, for keys that expire."""
+        self._levels = levels(tiers)
+        self._pepper = pepper
+        self._now = now
+        self._keys: dict[str, KeyRecord] = {}
+        self._tenants: dict[str, Tenant] | None = None
+
+    def replace(self, catalogue: Catalogue) -> None:
+        """Take a new catalogue, whole: requests that run keep the tenant they began with."""
+        self._keys = {record.id: record for record in catalogue.keys}
+        self._tenants = {tenant.name: tenant for tenant in catalogue.tenants}
+
+    def __call__(self, headers: Mapping[bytes, bytes]) -> Caller:
+        if self._tenants is None:
+            raise ApiError(
+                503,
+                "the server does not know its keys yet",
+                type="server_error",
+                code="not_ready",
+                retry_after_s=NOT_READY_RETRY_AFTER_S,
+            )
+        key = bearer(headers)
+        if key is None:
+            raise unauthorized("a key is needed: send the header 'Authorization: Bearer KEY'")
+        record = self._keys.get(key_id(key) or "")
+        # The same work for an unknown id as for a wrong secret.
+        is_right = matches(key, record.hash if record else "0" * 64, self._pepper)
+        if record is None or not is_right or self._has_expired(record):
+            raise unauthorized("the key is not valid")
+        tenant = self._tenants.get(record.tenant)
+        if tenant is None:
+            raise ApiError(403, "the key belongs to no tenant of this server", code="tenant_not_found")
+        return self._caller(tenant, record.id)
+
+    def _has_expired(self, record: KeyRecord) -> bool:
+        return record.expires_at is not None and self._now() >= record.expires_at
+
+    def _caller(self, tenant: Tenant, key: str) -> Caller:
+        # Tenant names cannot be empty: no salt of a tenant is the shared one.
+        salt = "" if tenant.cache == "shared" else tenant.name
+        return Caller(tier=self._levels[tenant.tier], cache_salt=salt, tenant=tenant, key_id=key)
