@@ -142,9 +142,8 @@ class Scheduler:
                     self.cache.register_computed(sequence)
                 if self._siblings and computed >= sequence.num_prompt_tokens:
                     self._release_siblings(sequence, now)
-                if (reported := result.prompt_logprobs.get(position)) is not None:
-                    assert sequence.prompt_logprobs is not None
-                    sequence.prompt_logprobs += reported
+                if reported := result.prompt_logprobs.get(position):
+                    sequence.add_prompt_logprobs(reported)
                 if token is None:
                     continue
                 delta = self._append(sequence, token)
@@ -242,8 +241,7 @@ class Scheduler:
     def _schedule_prefill(self, sequence: Sequence, step: Step, budget: PrefillBudget) -> None:
         """Give a running prefill its next chunk; its blocks were allocated when it started."""
         wanted = sequence.num_uncomputed_tokens
-        fitting = step.within_prompt_rows(sequence) if self.config.chunked_prefill else wanted
-        granted = budget.take(fitting, sequence.num_computed_tokens)
+        granted = budget.take(step.within_prompt_rows(sequence), sequence.num_computed_tokens)
         if granted:
             step.add_prefill(sequence, granted, samples=granted == wanted)
 

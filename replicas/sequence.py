@@ -88,6 +88,11 @@ class Sequence:
         first = max(start, len(self.prompt_logprobs))
         return range(first, max(first, min(start + num_tokens, self.num_prompt_tokens - 1)))
 
+    def add_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
+        """Take those of the next of `prompt_rows`."""
+        assert self.prompt_logprobs is not None, f"sequence {self.seq_id} did not ask for prompt logprobs"
+        self.prompt_logprobs += entries
+
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens

@@ -9,7 +9,6 @@ from replicas.api import TokenLogprobs
 from replicas.sequence import Sequence
 from replicas.step_time import StepShape
 
-
 MAX_PROMPT_ROWS: Final = 256
 """Prompt positions of one step whose logprobs are reported: each costs a row of vocabulary size, in
 memory and in the head's time."""
