@@ -11,7 +11,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = start_null(
         tmp_path_factory.mktemp("server"),
         "replicas: 2\nrouter: {replicas: 2}\n"
-        "engine: {max_num_seqs: 2, max_model_len: 8192, num_threads: 1}\n",
+        "engine: {max_num_seqs: 2, num_threads: 1, kv_cache_memory: 16384}\n",
     )
     yield server
     assert server.stop() == 0

@@ -11,8 +11,8 @@ import ray
 from ray import serve
 
 from cluster.app import deploy
+from cluster.bench.null_serve import open_null_pump
 from cluster.config import load_config
-from tests.e2e.null_serve import open_null_pump
 
 if __name__ == "__main__":
     address, folder, config_file, number = sys.argv[1:]

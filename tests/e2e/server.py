@@ -104,7 +104,7 @@ def start_null(folder: Path, config: str) -> Server:
     port = free_port(random.Random())
     path = folder / "headway.yaml"
     path.write_text(f"http: {{port: {port}}}\n{config}")
-    return start(["tests.e2e.null_serve", str(path)], path, port)
+    return start(["cluster.bench.null_serve", str(path)], path, port)
 
 
 def wait_for(probe: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:

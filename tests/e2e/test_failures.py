@@ -20,7 +20,7 @@ LONG = {"model": "null", "prompt": "once", "max_tokens": 8000, "stream": True}
 @pytest.fixture(scope="module")
 def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One router, one replica: whatever is killed here is missed. Runs beside `server`."""
-    server = start_null(tmp_path_factory.mktemp("small"), "engine: {max_num_seqs: 2, max_model_len: 8192}\n")
+    server = start_null(tmp_path_factory.mktemp("small"), "engine: {max_num_seqs: 2}\n")
     yield server
     server.stop()
 
