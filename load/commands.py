@@ -1,6 +1,7 @@
 """`headway load`: the commands. Each sets `load`, a function from the options to an exit code."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,15 @@ import msgspec
 from rich.console import Console
 
 from load import options as opt
+from load.compare import caveats, comparison_html, comparison_markdown, differences
+from load.echo import Pace, run_echo
 from load.errors import LoadError
 from load.live import LiveView
-from load.report import Report, build_report, to_json, write_report
+from load.page import to_html
+from load.report import Report, build_report, read_report, to_json
 from load.run import Job, run
+from load.selftest import selftest, selftest_html, selftest_markdown
+from load.sweep import Probe, Search, knee, sweep_html, sweep_markdown
 from load.table import to_markdown
 
 EXIT_FAILED: Final = 1
@@ -27,21 +33,57 @@ Command = Callable[[argparse.Namespace], int]
 def add_parsers(parser: argparse.ArgumentParser) -> None:
     """Add the load commands to `parser`."""
     commands = parser.add_subparsers(title="load commands", required=True, metavar="LOAD")
-    one = commands.add_parser("run", help="drive a load and measure it", description=_run.__doc__)
+    one = _add(commands, "run", "drive a load and measure it", _run)
     opt.add_server_options(one)
     opt.add_workload_options(one)
     opt.add_arrival_options(one)
     opt.add_run_options(one)
     _add_outputs(one)
-    one.set_defaults(load=_guarded(_run))
+
+    many = _add(commands, "sweep", "find the highest rate that keeps the promise", _sweep)
+    opt.add_server_options(many)
+    opt.add_workload_options(many)
+    opt.add_run_options(many)
+    opt.add_sweep_options(many)
+    _add_outputs(many)
+
+    side_by_side = _add(commands, "compare", "compare reports", _compare)
+    side_by_side.add_argument(
+        "reports", type=Path, nargs="+", metavar="REPORT.json", help="the first is the base"
+    )
+    _add_outputs(side_by_side)
+
+    again = _add(commands, "report", "draw a report that was written with --out", _report)
+    again.add_argument("report", type=Path, metavar="REPORT.json")
+    _add_outputs(again)
+
+    proof = _add(commands, "selftest", "measure this tool against a server that only streams", _selftest)
+    proof.add_argument("--streams", type=opt.at_least_one, default=1000, help="concurrent answers (1000)")
+    proof.add_argument("--tokens-per-s", type=opt.positive, default=20_000.0, help="of all together (20000)")
+    proof.add_argument("--duration-s", type=opt.positive, default=20.0, help="measured time (20)")
+    _add_outputs(proof)
+
+    echo = _add(commands, "echo", "serve fixed tokens at a fixed pace, to try a load against", _echo)
+    echo.add_argument("--port", type=opt.at_least_one, default=8001, help="on 127.0.0.1 (8001)")
+    echo.add_argument("--ttft-ms", type=opt.not_negative, default=Pace.ttft_ms)
+    echo.add_argument("--itl-ms", type=opt.not_negative, default=Pace.itl_ms)
+    echo.add_argument("--jitter", type=opt.not_negative, default=0.0, help="lognormal sigma of gaps and TTFT")
+
+
+def _add(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, command: Command
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=command.__doc__)
+    parser.set_defaults(load=_guarded(command))
+    return parser
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print the report as one JSON object on stdout")
-    group.add_argument("--out", type=Path, metavar="FILE", help="write the JSON report")
-    group.add_argument("--markdown", type=Path, metavar="FILE", help="write a Markdown report")
-    group.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML page")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    group.add_argument("--out", type=Path, metavar="FILE", help="write it as JSON")
+    group.add_argument("--markdown", type=Path, metavar="FILE", help="write it as Markdown")
+    group.add_argument("--html", type=Path, metavar="FILE", help="write it as one self-contained HTML page")
 
 
 def _guarded(command: Command) -> Command:
@@ -79,17 +121,89 @@ def drive(job: Job, options: argparse.Namespace, *, name: str | None = None) -> 
     )
 
 
+def _report(options: argparse.Namespace) -> int:
+    """Draw a report again, in any form."""
+    return publish(read_report(options.report), options)
+
+
 def publish(report: Report, options: argparse.Namespace) -> int:
-    """Write and print the report; returns the exit code."""
-    if options.out is not None:
-        write_report(report, options.out)
-    markdown = to_markdown(report)
-    if options.markdown is not None:
-        options.markdown.write_text(markdown, "utf-8")
-    if options.json:
-        sys.stdout.write(msgspec.json.encode(to_json(report)).decode() + "\n")
-    else:
-        print(markdown)
+    """Write and print one run's report; returns the exit code."""
+    _publish(to_json(report), to_markdown(report), lambda: to_html(report), options)
     for problem in report.invalid_because:
         print(f"invalid: {problem}", file=sys.stderr)
     return 0 if report.is_valid else EXIT_INVALID
+
+
+def _publish(data: object, markdown: str, html: Callable[[], str], options: argparse.Namespace) -> None:
+    encoded = msgspec.json.encode(data)
+    try:
+        if options.out is not None:
+            options.out.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
+        if options.markdown is not None:
+            options.markdown.write_text(markdown, "utf-8")
+        if options.html is not None:
+            options.html.write_text(html(), "utf-8")
+    except OSError as error:
+        raise LoadError(f"cannot write the report: {error}") from error
+    print(encoded.decode() if options.json else markdown)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Compare the figures of two reports or more with the first, and say which differences are clear."""
+    if len(options.reports) < 2:
+        raise LoadError("a comparison needs two reports at least")
+    reports = [read_report(path) for path in options.reports]
+    data = {
+        "kind": "headway-load-comparison",
+        "first": reports[0].name,
+        "others": {other.name: differences(reports[0], other) for other in reports[1:]},
+        "caveats": caveats(reports),
+    }
+    _publish(data, comparison_markdown(reports), lambda: comparison_html(reports), options)
+    return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    """Search the highest rate at which the promise (--slo) is kept, by doubling and bisection."""
+    setting = opt.prepare(options)
+    if not setting.cast.slos:
+        raise LoadError("a sweep needs a promise to keep: give --slo, or tiers in the tenants file")
+    search = Search(first_rate=options.first_rate, precision=options.precision, max_probes=options.max_probes)
+    probes: list[Probe] = []
+    while (rate := search.next_rate(probes)) is not None:
+        scripts, duration_s = opt.open_plan(setting, options, f"{rate:g}")
+        job = opt.job(setting, options, scripts, duration_s)
+        report = drive(job, options, name=f"{rate:.3g} requests/s")
+        if report.is_interrupted:
+            break
+        kept = report.is_valid and report.total.goodput_fraction >= options.attainment
+        probes.append(Probe(rate=rate, is_kept=kept, report=report))
+        print(f"{rate:.3g} requests/s: {report.total.goodput_fraction:.1%} kept", file=sys.stderr)
+        for problem in report.invalid_because:
+            print(f"  invalid: {problem}", file=sys.stderr)
+    if not probes:
+        raise LoadError("the sweep was interrupted before its first rate was done")
+    data = {
+        "kind": "headway-load-sweep",
+        "knee_rps": knee(probes),
+        "attainment": options.attainment,
+        "probes": [{"rate": p.rate, "is_kept": p.is_kept, "report": to_json(p.report)} for p in probes],
+    }
+    markdown = sweep_markdown(probes, options.attainment)
+    _publish(data, markdown, lambda: sweep_html(probes, options.attainment), options)
+    return 0 if knee(probes) is not None else EXIT_FAILED
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    """Hold many streams of a local server that only streams; print how dear and how late the driver is."""
+    result = selftest(options.streams, options.tokens_per_s, options.duration_s, Console(stderr=True))
+    _publish(result, selftest_markdown(result), lambda: selftest_html(result), options)
+    return 0 if result.has_passed else EXIT_FAILED
+
+
+def _echo(options: argparse.Namespace) -> int:
+    """Serve fixed tokens at a fixed pace on 127.0.0.1 until Ctrl-C."""
+    pace = Pace(ttft_ms=options.ttft_ms, itl_ms=options.itl_ms, jitter=options.jitter)
+    with contextlib.suppress(KeyboardInterrupt):
+        run_echo(pace, "127.0.0.1", options.port, lambda port: print(f"http://127.0.0.1:{port}", flush=True))
+    return 0

@@ -4,11 +4,16 @@ It knows nothing but time: no model, no queue. `max_tokens` of the request is th
 """
 
 import asyncio
+import itertools
 import random
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import httptools
 import msgspec
+import uvloop
+
+from load.errors import LoadError
 
 MODEL: Final = "echo"
 _ROLE: Final = {"role": "assistant", "content": ""}
@@ -20,8 +25,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float = 20.0
     itl_ms: float = 50.0
     jitter: float = 0.0
-    """Sigma of a lognormal factor of mean 1 on every gap; 0 = constant."""
+    """Sigma of a lognormal factor of mean 1 on TTFT and every gap; 0 = constant."""
     seed: int = 0
+
+    def draw(self, mean_ms: float, rng: random.Random) -> float:
+        """Return one time around `mean_ms`."""
+        if not self.jitter:
+            return mean_ms
+        return mean_ms * rng.lognormvariate(-self.jitter * self.jitter / 2, self.jitter)
 
 
 class _Body(msgspec.Struct):
@@ -58,13 +69,14 @@ class _Stream:
 class EchoProtocol(asyncio.Protocol):
     """HTTP/1.1 with keep-alive, one request at a time on each connection."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, numbers: Callable[[], int]) -> None:
+        """`numbers` gives each answer a seed of its own."""
         self._pace = pace
+        self._numbers = numbers
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._body: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._rng = random.Random()
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -127,11 +139,9 @@ class EchoProtocol(asyncio.Protocol):
         token = _event({"object": kind, "choices": [{"index": 0, **word, "finish_reason": None}]})
         end = _event({"object": kind, "choices": [{"index": 0, **last, "finish_reason": "length"}]})
         end += _event({"object": kind, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
-        rng = random.Random(
-            self._pace.seed * 1_000_003 + len(self._body) + num_tokens + self._rng.getrandbits(32)
-        )
+        rng = random.Random(self._numbers())
         stream = _Stream(self._transport, _chunk(token), _chunk(end) + b"0\r\n\r\n", num_tokens, rng)
-        stream.due_at = self._loop.time() + self._pace.ttft_ms / 1e3
+        stream.due_at = self._loop.time() + self._pace.draw(self._pace.ttft_ms, rng) / 1e3
         self._loop.call_at(stream.due_at, self._emit, stream)
 
     def _emit(self, stream: _Stream) -> None:
@@ -142,11 +152,7 @@ class EchoProtocol(asyncio.Protocol):
             stream.transport.write(stream.chunk + stream.end)
             return
         stream.transport.write(stream.chunk)
-        gap_ms = self._pace.itl_ms
-        if self._pace.jitter:
-            sigma = self._pace.jitter
-            gap_ms *= stream.rng.lognormvariate(-sigma * sigma / 2, sigma)
-        stream.due_at += gap_ms / 1e3
+        stream.due_at += self._pace.draw(self._pace.itl_ms, stream.rng) / 1e3
         self._loop.call_at(stream.due_at, self._emit, stream)
 
 
@@ -156,7 +162,22 @@ def _num_words(body: _Body) -> int:
     return len(str(body.prompt or "").split())
 
 
+def run_echo(pace: Pace, host: str, port: int, ready: Callable[[int], None]) -> None:
+    """Serve until the process ends; `ready` gets the port. Raises LoadError when it is taken."""
+
+    async def serve() -> None:
+        try:
+            server = await serve_echo(pace, host, port)
+        except OSError as error:
+            raise LoadError(f"cannot listen on {host}:{port}: {error}") from error
+        ready(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    uvloop.run(serve())
+
+
 async def serve_echo(pace: Pace, host: str, port: int) -> asyncio.Server:
     """Listen; port 0 takes a free one."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: EchoProtocol(pace), host, port, backlog=4096)
+    seeds = itertools.count(pace.seed * 1_000_000)
+    return await loop.create_server(lambda: EchoProtocol(pace, seeds.__next__), host, port, backlog=4096)

@@ -62,6 +62,8 @@ class LiveView:
                 self._errors[error_name(record)] += 1
                 continue
             self._num_answered += 1
+            if record.is_slow:
+                continue
             if (first := ttft_ms(record)) is not None:
                 self._ttft.append(first)
             self._gaps.append(event_gaps_ms(record))

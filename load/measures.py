@@ -21,6 +21,11 @@ def is_answered(record: RequestRecord) -> bool:
     return record.failure is None and not record.is_cancelled
 
 
+def is_judged(record: RequestRecord) -> bool:
+    """Whether its gaps and its success say something about the server: not when we hang up or dawdle."""
+    return not record.is_cancelled and not record.is_slow
+
+
 def ttft_ms(record: RequestRecord) -> float | None:
     """First output after the accepted attempt was sent; None without output."""
     if not record.output_s:

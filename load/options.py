@@ -18,6 +18,7 @@ from load.lengths import parse_lengths
 from load.plan import Script, Tenant
 from load.preflight import Calibration, Server
 from load.run import ClosedLoop, Job
+from load.servegen import PREFIX, servegen_trace
 from load.tenants import Cast, Source, parse_slo, read_cast
 from load.trace import Trace, cut, jittered, read_trace, rescale
 from load.words import WORDS
@@ -40,7 +41,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ignore-eos", action="store_true", help="ask for answers of exactly the length drawn"
     )
-    group.add_argument("--timeout-s", type=_positive, default=300.0, help="give a request up after (300)")
+    group.add_argument("--timeout-s", type=positive, default=300.0, help="give a request up after (300)")
     group.add_argument(
         "--retries", type=_count, default=0, metavar="N",
         help="obey Retry-After of 429 and 503 up to N times per request (0: count them as errors)",
@@ -55,13 +56,13 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lengths", metavar="TRACE", help="draw input and output lengths from a trace's rows")
     group.add_argument("--prompts", type=Path, metavar="JSONL", help='lines of {"prompt"|"messages": ...}')
     group.add_argument("--prefix-tokens", type=_count, default=0, help="shared system message of this length")
-    group.add_argument("--prefix-groups", type=_at_least_one, default=1, help="different ones (1)")
+    group.add_argument("--prefix-groups", type=at_least_one, default=1, help="different ones (1)")
     group.add_argument("--turns", default="1", metavar="L", help="requests of one session, as lengths above")
-    group.add_argument("--think-s", type=_not_negative, default=0.0, help="mean pause of a user (0)")
+    group.add_argument("--think-s", type=not_negative, default=0.0, help="mean pause of a user (0)")
     group.add_argument("--cancel-fraction", type=_fraction, default=0.0, help="requests to hang up on midway")
     group.add_argument("--slow-fraction", type=_fraction, default=0.0, help="requests to read slowly")
-    group.add_argument("--slow-bytes-per-s", type=_positive, default=200.0, help="how slowly (200)")
-    group.add_argument("--max-total-tokens", type=_at_least_one, help="leave longer rows of a trace out")
+    group.add_argument("--slow-bytes-per-s", type=positive, default=1000.0, help="how slowly (1000)")
+    group.add_argument("--max-total-tokens", type=at_least_one, help="leave longer rows of a trace out")
     group.add_argument("--tenants", type=Path, metavar="YAML", help="tenants with keys, tiers, shares, rates")
     group.add_argument(
         "--slo", action="append", default=[], metavar="[TIER:]ttft=500,itl=50",
@@ -73,31 +74,47 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     """When requests come."""
     group = parser.add_argument_group("arrivals")
     group.add_argument("--rate", help="8, ramp:1:20, steps:5,20,5, diurnal:MEAN:AMPLITUDE:PERIOD_S (4)")
-    group.add_argument("--users", type=_at_least_one, help="closed loop: users who wait for their answers")
-    group.add_argument("--trace", metavar="NAME", help="replay a CSV file or a bundled trace")
+    group.add_argument("--users", type=at_least_one, help="closed loop: users who wait for their answers")
+    group.add_argument(
+        "--trace", metavar="NAME", help="replay a CSV file, a bundled trace, or draw servegen:MODEL"
+    )
     add_gap_options(parser)
-    group.add_argument("--duration-s", type=_positive, help=f"default {DEFAULT_DURATION_S:g}")
-    group.add_argument("--requests", type=_at_least_one, help="stop after this many requests or sessions")
-    group.add_argument("--rate-factor", type=_positive, default=1.0, help="replay a trace this much faster")
-    group.add_argument("--length-factor", type=_positive, default=1.0, help="scale a trace's lengths")
-    group.add_argument("--jitter-s", type=_not_negative, default=0.0, help="spread a trace's arrivals")
+    group.add_argument("--duration-s", type=positive, help=f"default {DEFAULT_DURATION_S:g}")
+    group.add_argument("--requests", type=at_least_one, help="stop after this many requests or sessions")
+    group.add_argument("--rate-factor", type=positive, default=1.0, help="replay a trace this much faster")
+    group.add_argument("--length-factor", type=positive, default=1.0, help="scale a trace's lengths")
+    group.add_argument("--jitter-s", type=not_negative, default=0.0, help="spread a trace's arrivals")
 
 
 def add_gap_options(parser: argparse.ArgumentParser) -> None:
     """The law of gaps between arrivals."""
     parser.add_argument("--arrivals", choices=("poisson", "constant", "gamma"), default="poisson")
-    parser.add_argument("--cv", type=_positive, default=2.0, help="variation of gamma gaps (2)")
+    parser.add_argument("--cv", type=positive, default=2.0, help="variation of gamma gaps (2)")
+
+
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    """How to search a rate."""
+    group = parser.add_argument_group("search")
+    group.add_argument("--first-rate", type=positive, default=1.0, help="requests/s to begin with (1)")
+    group.add_argument("--attainment", type=_fraction, default=0.99, help="share that must be kept (0.99)")
+    group.add_argument(
+        "--precision", type=positive, default=0.1, help="stop when this close, relatively (0.1)"
+    )
+    group.add_argument("--max-probes", type=at_least_one, default=12, help="rates to try at most (12)")
+    group.add_argument("--duration-s", type=positive, default=DEFAULT_DURATION_S, help="of each rate (20)")
+    group.add_argument("--requests", type=at_least_one, help="at most, at each rate")
+    add_gap_options(parser)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """How the tool works."""
     group = parser.add_argument_group("run")
     group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--workers", type=_at_least_one, default=1, help="driver processes (1)")
-    group.add_argument("--warmup-s", type=_not_negative, default=0.0, help="leave out what is due before")
-    group.add_argument("--cooldown-s", type=_not_negative, default=0.0, help="... and in the last seconds")
+    group.add_argument("--workers", type=at_least_one, default=1, help="driver processes (1)")
+    group.add_argument("--warmup-s", type=not_negative, default=0.0, help="leave out what is due before")
+    group.add_argument("--cooldown-s", type=not_negative, default=0.0, help="... and in the last seconds")
     group.add_argument(
-        "--max-lateness-ms", type=_positive, default=20.0, help="a driver later than this voids the run (20)"
+        "--max-lateness-ms", type=positive, default=20.0, help="a driver later than this voids the run (20)"
     )
     group.add_argument("--name", help="title of the report")
 
@@ -152,6 +169,17 @@ def new_job(setting: Setting, options: argparse.Namespace) -> Job:
         duration_s = options.duration_s or max(1.0, scripts[-1].at_s)
     else:
         scripts, duration_s = open_plan(setting, options, options.rate or DEFAULT_RATE)
+    return job(setting, options, scripts, duration_s, closed)
+
+
+def job(
+    setting: Setting,
+    options: argparse.Namespace,
+    scripts: list[Script],
+    duration_s: float,
+    closed: ClosedLoop | None = None,
+) -> Job:
+    """Put a plan together with how to run it."""
     return Job(
         **{name: getattr(setting, name) for name in Setting.__struct_fields__},
         scripts=tuple(scripts),
@@ -223,7 +251,11 @@ def _length_pairs(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _trace(options: argparse.Namespace) -> Trace:
-    trace = read_trace(options.trace)
+    if options.trace.startswith(PREFIX):
+        drawn_s = (options.duration_s or DEFAULT_DURATION_S) * options.rate_factor
+        trace = servegen_trace(options.trace.removeprefix(PREFIX), drawn_s, random.Random(options.seed))
+    else:
+        trace = read_trace(options.trace)
     if not trace.has_arrivals:
         raise LoadError(f"{options.trace} has no arrival_s column: use it with --lengths and --rate")
     trace = rescale(trace, rate_factor=options.rate_factor, length_factor=options.length_factor)
@@ -274,11 +306,13 @@ def _number(text: str, low: float, high: float, what: str) -> float:
     return number
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """Read an option that must be above 0."""
     return _number(text, 1e-9, 1e9, "a positive number")
 
 
-def _not_negative(text: str) -> float:
+def not_negative(text: str) -> float:
+    """Read an option that must be at least 0."""
     return _number(text, 0.0, 1e9, "a number of at least 0")
 
 
@@ -292,7 +326,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
+    """Read an option that must be a whole number above 0."""
     if (number := _count(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return number

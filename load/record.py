@@ -5,7 +5,7 @@ from array import array
 import msgspec
 
 from load.answer import Answer, Failure
-from load.plan import Turn
+from load.plan import Script
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -27,6 +27,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     attempts: int
     is_cancelled: bool
     """We hung up, as planned."""
+    is_slow: bool
+    """We read slowly, as planned: its gaps are ours."""
     failure: Failure | None
     detail: str
     asked_input_tokens: int
@@ -45,16 +47,18 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def new_record(
-    *, script: int, turn_number: int, tenant: int, turn: Turn, answer: Answer, attempts: int,
-    due_at: float, first_sent_at: float, start_at: float, asked_input_tokens: int,
+    *, script: Script, turn_number: int, answer: Answer, attempts: int,
+    due_at: float, first_sent_at: float, start_at: float,
 ) -> RequestRecord:  # fmt: skip
     """Close the books on a request. `*_at` are instants of the clock, `start_at` that of the run's start."""
     usage = answer.usage
+    turn = script.turns[turn_number]
+    system_tokens = sum(segment.num_tokens for segment in script.system)
     details = usage.prompt_tokens_details if usage is not None else None
     return RequestRecord(
-        script=script,
+        script=script.index,
         turn=turn_number,
-        tenant=tenant,
+        tenant=script.tenant,
         due_s=due_at - start_at,
         first_sent_s=first_sent_at - start_at,
         sent_s=answer.sent_at - start_at,
@@ -63,9 +67,10 @@ def new_record(
         status=answer.status,
         attempts=attempts,
         is_cancelled=answer.is_cancelled,
+        is_slow=script.read_bytes_per_s > 0,
         failure=answer.failure,
         detail=answer.detail,
-        asked_input_tokens=asked_input_tokens,
+        asked_input_tokens=turn.input_tokens + system_tokens,
         asked_output_tokens=turn.output_tokens,
         finish_reason=answer.finish_reason,
         prompt_tokens=usage.prompt_tokens if usage is not None else None,

@@ -1,7 +1,7 @@
 """The result of a run as data: written as JSON, drawn as Markdown and HTML. Schema: docs/load.md."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +11,12 @@ import numpy as np
 
 from load import measures
 from load.errors import LoadError
-from load.measures import is_answered, keeps, num_tokens
+from load.measures import is_answered, is_judged, keeps, num_tokens
+from load.plan import Tenant
 from load.record import RequestRecord
 from load.run import Outcome
 from load.series import Series, build_series
-from load.statistics import Summary, curve, jain_index, summarise
+from load.statistics import Summary, curve, jain_index, max_min_shares, summarise
 from load.tenants import Cast, Slo
 
 SCHEMA_VERSION: Final = 1
@@ -30,6 +31,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     answered: int
     cancelled: int
     """Hung up on by us, as planned."""
+    slow: int
+    """Read slowly by us, as planned: in no latency and no goodput."""
     failed: int
     errors: dict[str, int]
     ttft_ms: Summary | None
@@ -52,7 +55,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     goodput_rps: float
     """Requests per second that kept their promise; without a promise, that were answered."""
     goodput_fraction: float
-    """Of those not cancelled by us."""
+    """Of those that we neither hung up on nor read slowly."""
     slo: Slo | None = None
     tier: str | None = None
 
@@ -98,7 +101,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tiers: dict[str, Group]
     tenants: dict[str, Group]
     jain_index: float
-    """Over tenants, of output tokens per unit of weight."""
+    """Over tenants, of output tokens against the max-min fair part of what all tenants got together."""
     usage_missing: int
     usage_mismatches: int
     """Answers whose usage cannot be true: fewer tokens than events, or `length` at another length."""
@@ -147,9 +150,7 @@ def build_report(
         total=_group(records, slos, window, cast.slos.get("") if len(tiers) > 1 else cast.slo(tiers[0])),
         tiers={tier: _group(by_tier[tier], slos, window, cast.slo(tier), tier) for tier in tiers},
         tenants=tenant_groups,
-        jain_index=jain_index(
-            [tenant_groups[tenant.name].output_tokens / tenant.weight for tenant in tenants]
-        ),
+        jain_index=_fairness(tenants, by_tenant),
         usage_missing=sum(record.output_tokens is None for record in answered),
         usage_mismatches=sum(map(_is_mismatch, answered)),
         bundled_tokens=sum(max(0, num_tokens(record) - len(record.output_at)) for record in answered),
@@ -159,6 +160,19 @@ def build_report(
         series=build_series(outcome.records),
         curves=_curves(records),
     )
+
+
+def _fairness(tenants: Sequence[Tenant], by_tenant: dict[str, list[RequestRecord]]) -> float:
+    """Jain's index of what tenants got, each relative to what a fair server would have given it."""
+    got = [float(sum(map(num_tokens, by_tenant[tenant.name]))) for tenant in tenants]
+    asked = [
+        float(
+            sum(max(num_tokens(r), 0 if r.is_cancelled else r.asked_output_tokens) for r in by_tenant[t.name])
+        )
+        for t in tenants
+    ]
+    fair = max_min_shares(sum(got), asked, [tenant.weight for tenant in tenants])
+    return jain_index([g / f for g, f in zip(got, fair, strict=True) if f > 0])
 
 
 def _values(records: Iterable[RequestRecord], measure: Callable[[RequestRecord], float | None]) -> Any:
@@ -180,8 +194,10 @@ def _group(
     length_s = max(window[1] - window[0], 1e-9)
     answered = [record for record in records if is_answered(record)]
     failures = Counter(error_name(record) for record in records if record.failure is not None)
-    kept = sum(keeps(record, slos[record.tenant]) for record in records)
-    num_cancelled = sum(record.is_cancelled for record in records)
+    judged = [record for record in records if is_judged(record)]
+    kept = sum(keeps(record, slos[record.tenant]) for record in judged)
+    read = [record for record in records if not record.is_slow]
+    whole = [record for record in answered if not record.is_slow]
     arrived = sum(
         int(np.count_nonzero(np.frombuffer(record.output_s) <= window[1]))
         + max(0, num_tokens(record) - len(record.output_at)) * (record.done_s <= window[1])
@@ -191,15 +207,16 @@ def _group(
     return Group(
         requests=len(records),
         answered=len(answered),
-        cancelled=num_cancelled,
+        cancelled=sum(record.is_cancelled for record in records),
+        slow=sum(record.is_slow for record in records),
         failed=failures.total(),
         errors=dict(failures.most_common()),
-        ttft_ms=summarise(_values(records, measures.ttft_ms)),
-        itl_ms=summarise(*_pooled(records, measures.itl_ms)),
-        event_gap_ms=summarise(*_pooled(records, measures.event_gaps_ms)),
-        max_gap_ms=summarise(_values(records, measures.max_gap_ms)),
-        tpot_ms=summarise(_values(answered, measures.tpot_ms)),
-        e2e_ms=summarise(_values(answered, measures.e2e_ms)),
+        ttft_ms=summarise(_values(read, measures.ttft_ms)),
+        itl_ms=summarise(*_pooled(read, measures.itl_ms)),
+        event_gap_ms=summarise(*_pooled(read, measures.event_gaps_ms)),
+        max_gap_ms=summarise(_values(read, measures.max_gap_ms)),
+        tpot_ms=summarise(_values(whole, measures.tpot_ms)),
+        e2e_ms=summarise(_values(whole, measures.e2e_ms)),
         queue_wait_ms=summarise(_values(records, lambda record: record.queue_wait_ms)),
         retry_wait_ms=summarise(_values(retried, measures.retry_wait_ms)),
         requests_per_s=len(answered) / length_s,
@@ -208,7 +225,7 @@ def _group(
         output_tokens=sum(map(num_tokens, records)),
         cached_tokens=sum(record.cached_tokens or 0 for record in answered),
         goodput_rps=kept / length_s,
-        goodput_fraction=kept / max(1, len(records) - num_cancelled),
+        goodput_fraction=kept / max(1, len(judged)),
         slo=slo,
         tier=tier,
     )
@@ -249,6 +266,7 @@ def _examples(records: list[RequestRecord]) -> dict[str, list[str]]:
 
 
 def _curves(records: list[RequestRecord]) -> Curves:
+    records = [record for record in records if not record.is_slow]
     return Curves(
         ttft_ms=curve(_values(records, measures.ttft_ms)),
         itl_ms=curve(_pooled(records, measures.itl_ms)[0]),
@@ -294,14 +312,8 @@ def to_json(report: Report) -> dict[str, Any]:
     return {**head, **total, **lateness, **fields}
 
 
-def write_report(report: Report, path: Path) -> None:
-    """Write the JSON file."""
-    data = msgspec.json.format(msgspec.json.encode(to_json(report)), indent=1)
-    path.write_bytes(data + b"\n")
-
-
 def read_report(path: Path) -> Report:
-    """Read a file that `write_report` wrote. Raises LoadError for anything else."""
+    """Read a file that holds `to_json` of a report. Raises LoadError for anything else."""
     try:
         fields = msgspec.json.decode(path.read_bytes())
         if not isinstance(fields, dict) or fields.get("kind") != KIND:

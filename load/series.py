@@ -48,7 +48,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_series(records: list[RequestRecord]) -> Series:
-    """Cut the run into at most 120 bins."""
+    """Cut the run into at most 120 bins. Answers that we read slowly count, but not their latencies."""
     end_s = max((max(record.done_s, record.first_sent_s) for record in records), default=0.0)
     bin_s = next((width for width in BIN_WIDTHS_S if end_s / width <= MAX_BINS), end_s / MAX_BINS)
     edges: Floats = np.arange(0, math.floor(end_s / bin_s) + 2, dtype=np.float64) * float(bin_s)
@@ -62,7 +62,7 @@ def build_series(records: list[RequestRecord]) -> Series:
 
 
 def _gaps(records: list[RequestRecord]) -> tuple[Floats, Floats]:
-    arrays = [np.frombuffer(record.output_s) for record in records]
+    arrays = [np.frombuffer(record.output_s) for record in records if not record.is_slow]
     ends = [instants[1:] for instants in arrays if len(instants) > 1]
     gaps = [np.diff(instants) * 1e3 for instants in arrays if len(instants) > 1]
     if not gaps:
@@ -76,7 +76,7 @@ def _bins(records: list[RequestRecord], edges: Floats, gap_bin: Ints, gaps: Floa
     failed = np.array([record.failure is not None for record in records], dtype=bool)
     events = np.concatenate([np.frombuffer(record.output_s) for record in records] or [np.empty(0)])
     sent_bin = np.digitize(sent_at, edges) - 1
-    ttft = np.array([ttft_ms(record) or math.nan for record in records])
+    ttft = np.array([math.nan if record.is_slow else ttft_ms(record) or math.nan for record in records])
     num_sent = np.histogram(sent_at, edges)[0]
     num_failed = np.histogram(done_at[failed], edges)[0]
     num_done = np.histogram(done_at, edges)[0]

@@ -100,6 +100,23 @@ def jain_index(shares: list[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares > 0 else 1.0
 
 
+def max_min_shares(total: float, demands: list[float], weights: list[float]) -> list[float]:
+    """Divide `total` by weight without giving anyone more than it asked for (water-filling).
+
+    Jain's index compares what users got with this (Jain, Chiu & Hawe 1984, section 4): a user who asks for
+    little, and gets it, is treated fairly.
+    """
+    shares = [0.0] * len(demands)
+    # Whoever is satisfied first, per unit of weight, first.
+    order = sorted(range(len(demands)), key=lambda i: demands[i] / weights[i])
+    left, weight_left = total, sum(weights)
+    for i in order:
+        shares[i] = min(demands[i], left * weights[i] / weight_left)
+        left -= shares[i]
+        weight_left -= weights[i]
+    return shares
+
+
 def kolmogorov_p_value(values: Floats, cdf: Floats) -> float:
     """Return the asymptotic p-value of the Kolmogorov-Smirnov test.
 

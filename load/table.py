@@ -77,7 +77,8 @@ def total_rows(report: Report) -> list[Row]:
     per_token = number(driver.cpu_us_per_token)
     speed = f"{number(total.requests_per_s)} requests/s, {number(total.output_tokens_per_s)} tokens/s"
     rows: list[Row] = [
-        ("Requests", f"{total.requests}: {total.answered} answered, {total.cancelled} hung up on"),
+        ("Requests", f"{total.requests}: {total.answered} answered, {total.cancelled} hung up on, "
+                     f"{total.slow} read slowly"),
         ("Errors", errors),
         ("Throughput", speed),
         ("Goodput", f"{number(total.goodput_rps)} requests/s, {total.goodput_fraction:.1%} kept{promise}"),

@@ -263,16 +263,13 @@ class Driver:
         self._num_output_events += len(answer.output_at)
         self._records.append(
             new_record(
-                script=script.index,
+                script=script,
                 turn_number=number,
-                tenant=script.tenant,
-                turn=turn,
                 answer=answer,
                 attempts=attempt,
                 due_at=due_at,
                 first_sent_at=first_sent_at,
                 start_at=self._start_at,
-                asked_input_tokens=turn.input_tokens,
             )
         )
         return answer

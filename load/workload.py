@@ -48,7 +48,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Share of turns that are hung up on, at a point uniform over the answer."""
     slow_fraction: float = 0.0
     """Share of scripts whose answers are read slowly."""
-    slow_bytes_per_s: float = 200.0
+    slow_bytes_per_s: float = 1000.0
 
     def script(self, index: int, tenant: int, at_s: float, row: TraceRow | None = None) -> Script:
         """Draw script number `index`; `row` gives its lengths and prefix blocks."""
