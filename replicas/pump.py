@@ -123,7 +123,7 @@ class EnginePump:
             now = self._clock()
             applied = self._sessions.apply(message, now)
             self._carry_out(applied.effects, now)
-        return msgspec.msgpack.encode(applied.reply)
+        return msgspec.msgpack.encode(msgspec.structs.replace(applied.reply, failure=self.failure()))
 
     def subscribe(self, message: bytes, wake: Callable[[], None]) -> Subscription:
         """Open a step stream for an encoded Subscribe. Thread-safe."""

@@ -2,82 +2,49 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from contextvars import Context
 from random import Random
+from typing import Final
 
 from replicas.api import GenerateRequest, ModelCard, ReplicaLoad, SamplingParams, TokenDelta
 from router.connection import Connection
 from router.errors import NoReplicaError
+from router.replica_generation import ReplicaGeneration
 from router.routing import Candidate, choose
 from router.transport import Transport
 
-
-class ReplicaGeneration:
-    """One request in flight; see router.generation.Generation. For one consumer.
-
-    A consumer that is slower than its tokens finds them coalesced: what waits here is one delta per
-    output, and its size is bounded by max_tokens.
-    """
-
-    def __init__(self, backend: "ReplicaBackend", connection: Connection, request: GenerateRequest) -> None:
-        self.request = request
-        self.connection = connection
-        self._backend = backend
-        self._waiting: dict[int, TokenDelta] = {}  # by output index, oldest first
-        self._num_running = len(request.indexes)  # outputs whose finish has not arrived
-        self._num_unread = len(request.indexes)  # outputs whose finish the consumer has not seen
-        self._arrived = asyncio.Event()
-
-    def __aiter__(self) -> AsyncIterator[TokenDelta]:
-        return self
-
-    async def __anext__(self) -> TokenDelta:
-        while not self._waiting and self._num_unread:
-            self._arrived.clear()
-            await self._arrived.wait()
-        if not self._num_unread:
-            raise StopAsyncIteration
-        delta = self._waiting.pop(next(iter(self._waiting)))
-        self._num_unread -= delta.finish_reason is not None
-        return delta
-
-    @property
-    def has_ended(self) -> bool:
-        """Every output has its finish."""
-        return not self._num_running
-
-    def push(self, delta: TokenDelta) -> None:
-        """Hand a delta to the consumer."""
-        self._num_running -= delta.finish_reason is not None
-        waiting = self._waiting.get(delta.index)
-        if waiting is None:
-            self._waiting[delta.index] = delta
-        else:
-            waiting.append(delta)
-        self._arrived.set()
-
-    def abort(self) -> None:
-        self._backend.forget(self)
-        self._waiting.clear()
-        self._num_unread = 0
-        self._arrived.set()
+MAX_LOSSES: Final = 3
+"""A request under which so many replicas were lost ends with an error: it may be what kills them."""
+RESUME_WAIT_S: Final = 60.0
+"""Longest wait of a running stream for a replica that can go on with it. A cold start fits into it."""
 
 
 class ReplicaBackend:
     """Chooses a replica for every request and demultiplexes what comes back. One event loop only."""
 
-    def __init__(self, transport: Transport, *, router_id: str, first_epoch: int, draw: Random) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        router_id: str,
+        first_epoch: int,
+        draw: Random,
+        resume_wait_s: float = RESUME_WAIT_S,
+    ) -> None:
         """`first_epoch` must be above all epochs of earlier processes with the same `router_id`."""
         self._transport = transport
         self._router_id = router_id
         self._epochs = itertools.count(first_epoch)
         self._draw = draw
+        self._resume_wait_s = resume_wait_s
         self._request_ids = itertools.count(1)
+        self._is_closed = False
         self._candidates: frozenset[str] = frozenset()
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[int, ReplicaGeneration] = {}
+        self._unplaced: dict[int, asyncio.TimerHandle] = {}
+        """Requests without a replica -> what ends their wait."""
 
     def start(self) -> None:
         """Begin to follow the carrier's replicas. Call once, on the event loop."""
@@ -85,7 +52,10 @@ class ReplicaBackend:
 
     async def close(self) -> None:
         """End all connections; what is still open ends with an error."""
+        self._is_closed = True
         self._candidates = frozenset()
+        for request_id in list(self._unplaced):
+            self._give_up(request_id)
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -123,12 +93,7 @@ class ReplicaBackend:
         cache_salt: str = "",
         trace_id: str = "",
     ) -> ReplicaGeneration:
-        candidates = [
-            Candidate(replica=connection.replica, num_busy=connection.streams.num_busy)
-            for connection in self._connections.values()
-            if connection.streams is not None and not connection.draining
-        ]
-        if not candidates:
+        if not self.ready():
             raise NoReplicaError("no replica can serve now")
         request = GenerateRequest(
             request_id=next(self._request_ids),
@@ -139,16 +104,66 @@ class ReplicaBackend:
             cache_salt=cache_salt,
             trace_id=trace_id,
         )
-        connection = self._connections[choose(candidates, self._draw).replica]
-        generation = ReplicaGeneration(self, connection, request)
+        generation = ReplicaGeneration(request, self._forget)
         self._generations[request.request_id] = generation
-        connection.submit(request)
+        self._place_or_wait(generation)
         return generation
 
-    def forget(self, generation: ReplicaGeneration) -> None:
-        """Abort a generation on its replica, unless it has ended."""
-        if self._generations.pop(generation.request.request_id, None) is not None:
-            generation.connection.abort(generation.request.request_id)
+    def _forget(self, generation: ReplicaGeneration) -> None:
+        """Drop a generation, on its replica too, unless it has ended."""
+        request_id = generation.request.request_id
+        if self._generations.pop(request_id, None) is None:
+            return
+        self._stop_waiting(request_id)
+        if generation.connection is not None:
+            generation.connection.abort(request_id)
+
+    # Placing
+
+    def _place_or_wait(self, generation: ReplicaGeneration) -> None:
+        if not self._place(generation):
+            request_id = generation.request.request_id
+            self._unplaced[request_id] = asyncio.get_running_loop().call_later(
+                self._resume_wait_s, self._give_up, request_id
+            )
+
+    def _place(self, generation: ReplicaGeneration) -> bool:
+        """Give the generation to a replica that can begin, or go on with, it; False if there is none."""
+        fingerprint = generation.fingerprint
+        candidates = [
+            Candidate(replica=connection.replica, num_busy=connection.streams.num_busy)
+            for connection in self._connections.values()
+            if connection.card is not None
+            and connection.streams is not None
+            and connection.streams.is_confirmed
+            and not connection.draining
+            and fingerprint in (None, connection.card.fingerprint)
+        ]
+        if not candidates:
+            return False
+        connection = self._connections[choose(candidates, self._draw).replica]
+        assert connection.card is not None
+        generation.connection = connection
+        generation.fingerprint = connection.card.fingerprint
+        connection.submit(generation.request)
+        return True
+
+    def _place_waiting(self) -> None:
+        """Try again what waits: a replica has become usable."""
+        for request_id in list(self._unplaced):
+            if self._place(self._generations[request_id]):
+                self._stop_waiting(request_id)
+
+    def _stop_waiting(self, request_id: int) -> None:
+        timer = self._unplaced.pop(request_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _give_up(self, request_id: int) -> None:
+        self._stop_waiting(request_id)
+        self._generations.pop(request_id).fail("no replica could go on with this request in time")
+
+    # Replicas
 
     def _candidates_changed(self, names: frozenset[str]) -> None:
         self._candidates = names
@@ -165,6 +180,7 @@ class ReplicaBackend:
             self._epochs,
             deliver=self._deliver,
             fail=self._output_failed,
+            ready=self._place_waiting,
         )
         self._connections[name] = connection
         task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
@@ -183,8 +199,15 @@ class ReplicaBackend:
             del self._generations[delta.request_id]
 
     def _output_failed(self, delta: TokenDelta) -> None:
-        """Decide what becomes of an output whose replica was lost: it ends with the error `delta`.
-
-        The place for resume: a new attempt elsewhere, with the ids generated so far.
-        """
-        self._deliver(delta)
+        """Go on elsewhere with a request whose replica was lost. Called once for each open output."""
+        generation = self._generations.get(delta.request_id)
+        if generation is None or generation.request.attempt != delta.attempt:
+            return  # the first of its outputs took the others along
+        generation.connection = None
+        generation.num_losses += 1
+        if self._is_closed or generation.num_losses >= MAX_LOSSES:
+            del self._generations[delta.request_id]
+            generation.fail(delta.error or "the replica of this request was lost")
+            return
+        generation.begin_attempt()
+        self._place_or_wait(generation)

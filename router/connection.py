@@ -50,8 +50,10 @@ class Connection:
         *,
         deliver: Callable[[TokenDelta], None],
         fail: Callable[[TokenDelta], None],
+        ready: Callable[[], None],
     ) -> None:
-        """`deliver` gets every delta of the replica, `fail` the error that an open output ends with."""
+        """`deliver` gets every delta of the replica, `fail` an error for every output that was open when
+        an epoch ended; `ready` is called when the replica has confirmed a new epoch."""
         self.replica = replica
         self.card: ModelCard | None = None
         """As of the current epoch; None while none is open."""
@@ -63,6 +65,7 @@ class Connection:
         self._epochs = epochs
         self._deliver = deliver
         self._fail = fail
+        self._ready = ready
         self._over: asyncio.Future[None]
         self._tasks: set[asyncio.Task[None]] = set()
         self._will_send = False
@@ -176,7 +179,10 @@ class Connection:
         except TimeoutError:
             streams.lost()
         else:
+            was_confirmed = streams.is_confirmed
             streams.replied(_decode_reply(reply))
+            if not was_confirmed:
+                self._ready()
         if streams.wants_batch:
             self._send_soon()
         self._end_if_drained()

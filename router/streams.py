@@ -51,6 +51,8 @@ class ReplicaStreams:
         """The replica's last report."""
         self.num_outputs = 0
         """Open outputs of this router on the replica."""
+        self.is_confirmed = False
+        """The replica has answered a batch of this epoch and says that it is well."""
         self._router_id = router_id
         self._epoch = epoch
         self._replica_epoch = replica_epoch
@@ -118,6 +120,9 @@ class ReplicaStreams:
         self._check_epoch(reply.replica_epoch)
         if reply.ended:
             raise EpochOverError("the replica ended the epoch")
+        if reply.failure is not None:
+            raise EpochOverError(f"the replica reports: {reply.failure}")
+        self.is_confirmed = True
         if reply.load is not None:
             self._note_load(reply.load)
         num_applied = max(0, reply.applied_through - self._applied)

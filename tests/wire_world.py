@@ -57,7 +57,9 @@ class FakeEngine:
         assert identity not in self._seen, f"{identity} was started twice"
         assert (command.owner, request.request_id) not in self.requests, f"{identity} runs twice"
         self._seen.add(identity)
-        self.requests[command.owner, request.request_id] = (request, dict.fromkeys(request.indexes, 0))
+        resumed = request.resumed_output_ids or ((),) * len(request.indexes)
+        positions = {index: len(ids) for index, ids in zip(request.indexes, resumed, strict=True)}
+        self.requests[command.owner, request.request_id] = (request, positions)
 
     def step(self) -> dict[str, list[TokenDelta]]:
         self.num_steps += 1

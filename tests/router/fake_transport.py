@@ -10,7 +10,7 @@ import msgspec
 
 from replicas.api import CommandBatch, ModelCard, ReplicaLoad, Subscribe
 from replicas.sessions import Effects, Sessions
-from router.backend import ReplicaBackend
+from router.backend import RESUME_WAIT_S, ReplicaBackend
 from router.transport import FrameStream, ReplicaGoneError
 from tests.wire_world import FakeEngine
 
@@ -27,11 +27,15 @@ class FakeReplica:
         self.sessions = Sessions(epoch)
         self.streams: dict[int, FakeStream] = {}
         self.is_dead = False
+        self.failure: str | None = None
+        """While set, no step ends."""
         self._keys = itertools.count()
 
     async def run(self) -> None:
         while not self.is_dead:
             await asyncio.sleep(STEP_S)
+            if self.failure is not None:
+                continue
             now = asyncio.get_running_loop().time()
             load = ReplicaLoad(num_running=len(self.engine.requests))
             self.carry_out(self.sessions.publish(self.engine.step(), load, now, 0.0))
@@ -50,7 +54,7 @@ class FakeReplica:
     def apply(self, batch: CommandBatch) -> bytes:
         applied = self.sessions.apply(batch, asyncio.get_running_loop().time())
         self.carry_out(applied.effects)
-        return encode(applied.reply)
+        return encode(msgspec.structs.replace(applied.reply, failure=self.failure))
 
     def open(self, stream: "FakeStream", message: bytes) -> None:
         key = next(self._keys)
@@ -102,6 +106,8 @@ class FakeTransport:
         """So many batches from now on are applied, but their replies lost."""
         self.is_silent = False
         """Calls hang."""
+        self.fingerprints: dict[str, str] = {}
+        """Of replicas that serve other weights than the rest."""
         self._changed: Callable[[frozenset[str]], None] = lambda _: None
 
     def list_candidates(self, *names: str) -> None:
@@ -115,7 +121,7 @@ class FakeTransport:
         return encode(
             ModelCard(
                 name="m",
-                fingerprint="f",
+                fingerprint=self.fingerprints.get(replica, "f"),
                 vocab_size=100,
                 max_model_len=64,
                 eos_token_ids=(0,),
@@ -155,10 +161,14 @@ class FakeTransport:
 
 
 @asynccontextmanager
-async def serving(*names: str) -> AsyncIterator[tuple[ReplicaBackend, FakeTransport]]:
+async def serving(
+    *names: str, resume_wait_s: float = RESUME_WAIT_S
+) -> AsyncIterator[tuple[ReplicaBackend, FakeTransport]]:
     """A started backend, connected to a running replica of each name."""
     transport = FakeTransport()
-    backend = ReplicaBackend(transport, router_id="r", first_epoch=1, draw=Random(0))
+    backend = ReplicaBackend(
+        transport, router_id="r", first_epoch=1, draw=Random(0), resume_wait_s=resume_wait_s
+    )
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         for epoch, name in enumerate(names, 1):
             transport.replicas[name] = FakeReplica(epoch)

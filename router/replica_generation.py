@@ -1,0 +1,78 @@
+"""ReplicaGeneration: one request in flight, whichever replica works on it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from replicas.api import FinishReason, GenerateRequest, TokenDelta
+from router.connection import Connection
+from router.resume import Transcript
+
+
+class ReplicaGeneration:
+    """See router.generation.Generation. For one consumer.
+
+    A consumer that is slower than its tokens finds them coalesced: what waits here is one delta per
+    output, and its size is bounded by max_tokens.
+    """
+
+    def __init__(self, request: GenerateRequest, forget: Callable[["ReplicaGeneration"], None]) -> None:
+        """`forget` is called when the consumer aborts."""
+        self.request = request
+        """The present attempt."""
+        self.connection: Connection | None = None
+        """Whose replica works on it; None while it waits for one."""
+        self.fingerprint: str | None = None
+        """Of the replica that began; only an equal one can go on."""
+        self.num_losses = 0
+        """Replicas lost under it."""
+        self._forget = forget
+        self._transcript = Transcript(request.indexes)
+        self._waiting: dict[int, TokenDelta] = {}  # by output index, oldest first
+        self._num_unread = len(request.indexes)  # outputs whose finish the consumer has not seen
+        self._arrived = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[TokenDelta]:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        while not self._waiting and self._num_unread:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if not self._num_unread:
+            raise StopAsyncIteration
+        delta = self._waiting.pop(next(iter(self._waiting)))
+        self._num_unread -= delta.finish_reason is not None
+        return delta
+
+    @property
+    def has_ended(self) -> bool:
+        """Every output has its finish."""
+        return not self._transcript.running
+
+    def push(self, delta: TokenDelta) -> None:
+        """Hand a delta of the present attempt to the consumer."""
+        self._transcript.take(delta)
+        waiting = self._waiting.get(delta.index)
+        if waiting is None:
+            self._waiting[delta.index] = delta
+        else:
+            waiting.append(delta)
+        self._arrived.set()
+
+    def fail(self, error: str) -> None:
+        """End every unfinished output with `error`."""
+        attempt = self.request.attempt
+        for index in self._transcript.running:
+            self.push(
+                TokenDelta(self.request.request_id, attempt, index, [], FinishReason.ERROR, error=error)
+            )
+
+    def begin_attempt(self) -> None:
+        """Make `request` the one that goes on where the last delta ended."""
+        self.request = self._transcript.next_attempt(self.request)
+
+    def abort(self) -> None:
+        self._forget(self)
+        self._waiting.clear()
+        self._num_unread = 0
+        self._arrived.set()
