@@ -29,7 +29,10 @@ class PromptRun:
 
 
 class Answer:
-    """All prompts of one request. Choice index = prompt * n + output index."""
+    """All prompts of one request. Choice index = prompt * n + output index.
+
+    With more outputs per prompt than `n` (best_of) the best n of each prompt are its choices.
+    """
 
     def __init__(self, runs: Sequence[PromptRun], n: int) -> None:
         self._runs = runs
@@ -38,9 +41,9 @@ class Answer:
         self._abandoned = False
 
     @property
-    def outputs(self) -> list[OutputText]:
-        """By choice index."""
-        return [output for run in self._runs for output in run.outputs]
+    def choices(self) -> list[OutputText]:
+        """By choice index. All outputs have finished."""
+        return [output for run in self._runs for output in _best(run.outputs, self._n)]
 
     @property
     def usage(self) -> Usage:
@@ -85,7 +88,7 @@ class Answer:
                     run.generation.abort()
                 if emission.text or emission.entries or emission.finish_reason:
                     yield prompt * self._n + delta.index, emission
-        if not all(output.finish_reason for output in self.outputs):
+        if not all(output.finish_reason for run in self._runs for output in run.outputs):
             raise self._failure(None)
 
     def _failure(self, reason: str | None) -> Exception:
@@ -97,18 +100,20 @@ async def write_whole(exchange: Exchange, answer: Answer, form: AnswerFormat) ->
     async with aclosing(answer.emissions()) as emissions:
         async for _ in emissions:
             pass
-    await exchange.respond(200, form.whole(answer.outputs, answer.usage))
+    await exchange.respond(200, form.whole(answer.choices, answer.usage))
 
 
-async def write_stream(exchange: Exchange, answer: Answer, form: AnswerFormat, *, with_usage: bool) -> None:
+async def write_stream(
+    exchange: Exchange, answer: Answer, form: AnswerFormat, *, usage_at_end: bool, usage_always: bool
+) -> None:
     """Send one event per emission. Nothing is sent before the first, so a failure until then has its
     true status; a later one is an error event, after which the stream ends without [DONE].
 
     Raises ApiError (only before the first byte), ClientGoneError.
     """
     try:
-        await _write_events(exchange, answer, form)
-        usage = form.usage_event(answer.usage) if with_usage else b""
+        await _write_events(exchange, answer, form, usage_always)
+        usage = form.usage_event(answer.usage) if usage_at_end else b""
         await exchange.end_stream(usage + sse.DONE)
     except ApiError as error:
         if not exchange.started:
@@ -116,15 +121,23 @@ async def write_stream(exchange: Exchange, answer: Answer, form: AnswerFormat, *
         await exchange.end_stream(sse.error_event(error))
 
 
-async def _write_events(exchange: Exchange, answer: Answer, form: AnswerFormat) -> None:
+async def _write_events(exchange: Exchange, answer: Answer, form: AnswerFormat, usage_always: bool) -> None:
     opened: set[int] = set()
     async with aclosing(answer.emissions()) as emissions:
         async for index, emission in emissions:
-            data = form.event(index, emission)
+            usage = answer.usage if usage_always else None
+            data = form.event(index, emission, usage)
             if index not in opened:
                 opened.add(index)
-                data = form.opening(index) + data
+                data = form.opening(index, usage) + data
             await exchange.stream(data, sse.HEADERS)
+
+
+def _best(outputs: Sequence[OutputText], n: int) -> Sequence[OutputText]:
+    """Return the n outputs with the highest mean logprob, best first; all of them in their order if n."""
+    if len(outputs) == n:
+        return outputs
+    return sorted(outputs, key=lambda output: -output.logprob_sum / output.num_tokens)[:n]
 
 
 async def _merged(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, TokenDelta], None]:

@@ -43,8 +43,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """Four parallel lists, one entry per token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None for the first token of an echoed prompt: nothing comes before it."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
     """Characters of the choice's text before the token."""
 

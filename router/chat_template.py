@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -16,6 +17,9 @@ MAX_RENDER_S: Final = 2.0
 """A template takes microseconds per message; one that runs this long was given far too many."""
 MAX_RENDERED_CHARS: Final = 64 << 20
 _TICK: Final = "__headway_tick"
+_OWN_VARIABLES: Final = frozenset({"messages", "add_generation_prompt", "tools", _TICK})
+"""What a request says elsewhere, or not at all."""
+_END_MARK: Final = "\x02headway-end-of-message\x03"
 # What a template can raise when the messages are not what it expects.
 _TEMPLATE_FAULTS: Final = (
     jinja2.TemplateError,
@@ -55,8 +59,34 @@ class ChatTemplate:
         self.knows_developer: Final = "developer" in source
         """Templates that do not know this role get `system`, which it replaced."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt, ready for the assistant's turn. Raises ChatTemplateError."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Return the prompt, by default ready for the assistant's turn. Raises ChatTemplateError.
+
+        With `continue_final_message` it ends where the text of the last message ends instead.
+        """
+        if taken := sorted(_OWN_VARIABLES & variables.keys()):
+            raise ChatTemplateError(f"the chat template's variable {taken[0]} cannot be set")
+        if not continue_final_message:
+            return self._render(messages, add_generation_prompt, variables)
+        *before, last = messages
+        marked = {**last, "content": last["content"] + _END_MARK + " "}
+        text = self._render([*before, marked], False, variables)
+        prompt, mark, rest = text.rpartition(_END_MARK)
+        if not mark:
+            raise ChatTemplateError("the chat template does not show the message that is to be continued")
+        # A template that trims messages would have trimmed this one too.
+        return prompt if rest.startswith(" ") else prompt.rstrip()
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
         deadline = self._clock() + MAX_RENDER_S
         parts: list[str] = []
         num_chars = 0
@@ -68,12 +98,15 @@ class ChatTemplate:
 
         try:
             for part in self._template.generate(
-                self._variables,
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **{_TICK: tick},
+                {
+                    "tools": None,
+                    "documents": None,
+                    **self._variables,
+                    **variables,
+                    "messages": messages,
+                    "add_generation_prompt": add_generation_prompt,
+                    _TICK: tick,
+                }
             ):
                 tick()
                 parts.append(part)

@@ -13,6 +13,7 @@ from replicas.api import ModelCard
 from router.answering import Answer, PromptRun, write_stream, write_whole
 from router.callers import Caller
 from router.chat_template import ChatTemplateError
+from router.echo import EchoedPrompt
 from router.errors import ApiError, NoReplicaError, bad_value, context_exceeded, unsupported
 from router.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionFormat
 from router.generation import Backend
@@ -20,9 +21,16 @@ from router.http import Exchange
 from router.json_body import decode_body
 from router.output import OutputText
 from router.protocol import CHAT_DECODER, COMPLETION_DECODER, ChatBody, CompletionBody
-from router.sampling import max_tokens_for, num_logprobs, sampling_params, visible_stops
+from router.sampling import max_tokens_for, num_logprobs, output_options, sampling_params
 from router.text import TextCodec, TooManyTokensError
-from router.validation import MAX_CHOICES, check_chat, check_completion, check_model, check_token_ids
+from router.validation import (
+    MAX_CHOICES,
+    check_chat,
+    check_completion,
+    check_model,
+    check_token_ids,
+    num_outputs,
+)
 
 T = TypeVar("T")
 
@@ -45,6 +53,8 @@ class _Asked:
     prompts: list[list[int]]
     param: str
     """The field that the prompts came from."""
+    echoes: list[EchoedPrompt | None]
+    """Per prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +78,7 @@ class Completions:
                 "messages", "needs a chat template and this model has none; use /v1/completions"
             )
         prompt = await self._offload(len(data), lambda: self._chat_prompt(body, card))
-        asked = _Asked(body=body, card=card, prompts=[prompt], param="messages")
+        asked = _Asked(body=body, card=card, prompts=[prompt], param="messages", echoes=[None])
         await self._answer(exchange, caller, asked)
 
     async def complete(self, exchange: Exchange, caller: Caller) -> None:
@@ -78,7 +88,8 @@ class Completions:
         card = self._card(body.model)
         check_completion(body, card)
         prompts = await self._offload(len(data), lambda: self._prompts(body, card))
-        asked = _Asked(body=body, card=card, prompts=prompts, param="prompt")
+        echoes = await self._offload(len(data), lambda: self._echoes(body, prompts))
+        asked = _Asked(body=body, card=card, prompts=prompts, param="prompt", echoes=echoes)
         await self._answer(exchange, caller, asked)
 
     def _card(self, model: str | None) -> ModelCard:
@@ -96,7 +107,7 @@ class Completions:
 
     def _chat_prompt(self, body: ChatBody, card: ModelCard) -> list[int]:
         try:
-            ids = self.text.encode_chat(body.messages, card.max_model_len)
+            ids = self.text.encode_chat(body, card.max_model_len)
         except ChatTemplateError as error:
             raise bad_value("messages", str(error)) from None
         except TooManyTokensError as error:
@@ -108,12 +119,13 @@ class Completions:
     def _prompts(self, body: CompletionBody, card: ModelCard) -> list[list[int]]:
         """Return the token ids of every prompt, in order. Raises ApiError."""
         prompts = _as_rows(body.prompt)
-        num_choices = len(prompts) * (body.n or 1)
+        num_choices = len(prompts) * num_outputs(body)
         if num_choices > MAX_CHOICES:
             raise bad_value("prompt", f"prompts times n must be at most {MAX_CHOICES}, not {num_choices}")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         try:
-            encoded = iter(self.text.encode_prompts(texts, card.max_model_len))
+            adds = body.add_special_tokens is not False
+            encoded = iter(self.text.encode_prompts(texts, card.max_model_len, add_special_tokens=adds))
         except TooManyTokensError as error:
             raise _too_long("prompt", error, card) from None
         rows = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
@@ -124,6 +136,12 @@ class Completions:
             check_token_ids(param, row, card)
         return rows
 
+    def _echoes(self, body: CompletionBody, prompts: list[list[int]]) -> list[EchoedPrompt | None]:
+        if not body.echo:
+            return [None] * len(prompts)
+        skip = body.skip_special_tokens is not False
+        return [EchoedPrompt.of(ids, self.text.pieces, skip_special_tokens=skip) for ids in prompts]
+
     async def _answer(self, exchange: Exchange, caller: Caller, asked: _Asked) -> None:
         answer = self._start(exchange, caller, asked)
         options = asked.body.stream_options
@@ -132,7 +150,8 @@ class Completions:
         try:
             exchange.watch(answer.abandon)
             if asked.body.stream:
-                await write_stream(exchange, answer, form, with_usage=wants_usage)
+                always = options is not None and bool(options.continuous_usage_stats)
+                await write_stream(exchange, answer, form, usage_at_end=wants_usage, usage_always=always)
             else:
                 await write_whole(exchange, answer, form)
         finally:
@@ -143,25 +162,24 @@ class Completions:
     def _start(self, exchange: Exchange, caller: Caller, asked: _Asked) -> Answer:
         """Start every prompt, or none. Raises ApiError, NoReplicaError."""
         body = asked.body
-        specials = self.text.pieces.special_ids
-        stops = visible_stops(body, specials)
-        n = body.n or 1
+        pieces = self.text.pieces
+        n, num_generated = body.n or 1, num_outputs(body)
         max_tokens = [max_tokens_for(body, len(ids), asked.card, asked.param) for ids in asked.prompts]
         runs: list[PromptRun] = []
         try:
-            for ids, most in zip(asked.prompts, max_tokens, strict=True):
+            for ids, echo, most in zip(asked.prompts, asked.echoes, max_tokens, strict=True):
                 generation = self.backend.generate(
                     prompt_ids=tuple(ids),
                     sampling=sampling_params(
-                        body, max_tokens=most, seed=self.draw_seed(), special_ids=specials
+                        body, max_tokens=most, seed=self.draw_seed(), special_ids=pieces.special_ids
                     ),
-                    n=n,
+                    n=num_generated,
                     tier=max(caller.tier, body.priority or 0),
                     cache_salt=caller.cache_salt,
                     trace_id=exchange.request_id,
                 )
-                least = body.min_tokens or 0
-                outputs = [OutputText(self.text.pieces, stops=stops, min_tokens=least) for _ in range(n)]
+                options = output_options(body, pieces.special_ids, echo, most)
+                outputs = [OutputText(pieces, options) for _ in range(num_generated)]
                 runs.append(PromptRun(generation, len(ids), tuple(outputs)))
         except BaseException:
             Answer(runs, n).abandon()

@@ -41,11 +41,16 @@ class TokenPieces:
             token["content"]: token["id"] for token in added if token["special"]
         }
         self._raw = raw
-        self.visible: Final = list(raw)
-        """Per token id its bytes in an answer; special tokens have none."""
+        self._visible = list(raw)
         for token_id in self.special_ids.values():
-            self.visible[token_id] = b""
+            self._visible[token_id] = b""
+        self.begins_with_space: Final = isinstance(to_bytes, _SentencePieces)
+        """Encoding puts a space before a text, which decoding takes away."""
         self.max_piece_bytes: Final = max(map(len, raw), default=1)
+
+    def table(self, *, skip_special_tokens: bool = True) -> list[bytes]:
+        """Return per token id its bytes in an answer. Not to be changed."""
+        return self._visible if skip_special_tokens else self._raw
 
     def raw(self, token_id: int) -> bytes:
         """Return a token's bytes, special tokens included; b"" for padding beyond the vocabulary."""
@@ -55,17 +60,24 @@ class TokenPieces:
 class Detokenizer:
     """The text of one output, token by token."""
 
-    __slots__ = ("_decode", "_visible")
+    __slots__ = ("_decode", "_table")
 
-    def __init__(self, pieces: TokenPieces) -> None:
-        self._visible = pieces.visible
+    def __init__(self, table: list[bytes], pending: bytes = b"") -> None:
+        """Take the bytes per token id, and those of an incomplete character that came before."""
+        self._table = table
         self._decode = _utf8_decoder("replace").decode
+        if pending:
+            self._decode(pending)
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """Return the characters that these tokens complete; "" while one is incomplete."""
-        visible = self._visible
-        size = len(visible)
-        return self._decode(b"".join([visible[i] for i in token_ids if i < size]))
+        table = self._table
+        size = len(table)
+        return self._decode(b"".join([table[i] for i in token_ids if i < size]))
+
+    def feed_bytes(self, data: bytes) -> str:
+        """The same for bytes that are not a token's own."""
+        return self._decode(data)
 
     def flush(self) -> str:
         """End the output: an incomplete character becomes one U+FFFD."""

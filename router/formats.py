@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from replicas.api import TokenLogprobs
 from router import sse
 from router.answers import (
     AssistantMessage,
@@ -47,12 +48,12 @@ class AnswerHead:
 class AnswerFormat(Protocol):
     """Writes answers of one endpoint."""
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage | None = None) -> bytes:
         """Return what precedes the first event of a choice; may be empty."""
         ...
 
-    def event(self, index: int, emission: Emission) -> bytes:
-        """Return the event for an emission that is not empty."""
+    def event(self, index: int, emission: Emission, usage: Usage | None = None) -> bytes:
+        """Return the event for an emission that is not empty; `usage` is the usage so far, if asked for."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -72,10 +73,10 @@ class ChatFormat:
         self._pieces = pieces
         self._no_usage: UnsetType | None = None if head.wants_usage else UNSET
 
-    def opening(self, index: int) -> bytes:
-        return self._chunk([ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))])
+    def opening(self, index: int, usage: Usage | None = None) -> bytes:
+        return self._chunk([ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))], usage)
 
-    def event(self, index: int, emission: Emission) -> bytes:
+    def event(self, index: int, emission: Emission, usage: Usage | None = None) -> bytes:
         return self._chunk(
             [
                 ChatChunkChoice(
@@ -84,7 +85,8 @@ class ChatFormat:
                     logprobs=self._logprobs(emission.entries) if emission.entries else None,
                     finish_reason=emission.finish_reason,
                 )
-            ]
+            ],
+            usage,
         )
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -132,6 +134,7 @@ class ChatFormat:
 
     def _logprob(self, entry: TokenEntry) -> ChatLogprob:
         raw = self._pieces.raw(entry.token_id)
+        assert entry.logprobs is not None, "a chat has no echo"
         return ChatLogprob(
             _token_text(raw),
             _finite(entry.logprobs.logprob),
@@ -152,17 +155,17 @@ class CompletionFormat:
         self._pieces = pieces
         self._no_usage: UnsetType | None = None if head.wants_usage else UNSET
 
-    def opening(self, index: int) -> bytes:  # noqa: ARG002 - chat's has a role to announce, text has not
+    def opening(self, index: int, usage: Usage | None = None) -> bytes:  # noqa: ARG002 - text has no role to announce
         return b""
 
-    def event(self, index: int, emission: Emission) -> bytes:
+    def event(self, index: int, emission: Emission, usage: Usage | None = None) -> bytes:
         choice = TextChoice(
             index=index,
             text=emission.text,
             logprobs=self._logprobs(emission.entries) if emission.entries else None,
             finish_reason=emission.finish_reason,
         )
-        return sse.event(self._answer([choice], self._no_usage))
+        return sse.event(self._answer([choice], self._no_usage if usage is None else usage))
 
     def usage_event(self, usage: Usage) -> bytes:
         return sse.event(self._answer([], usage))
@@ -191,19 +194,20 @@ class CompletionFormat:
         )
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> CompletionLogprobs:
-        texts = [self._text(entry.token_id) for entry in entries]
-        sampled = [_finite(entry.logprobs.logprob) for entry in entries]
         return CompletionLogprobs(
-            texts,
-            sampled,
+            [self._text(entry.token_id) for entry in entries],
+            [None if entry.logprobs is None else _finite(entry.logprobs.logprob) for entry in entries],
             [
-                # The sampled token is always among them, as OpenAI documents.
-                {self._text(top.token_id): _finite(top.logprob) for top in entry.logprobs.top}
-                | {text: logprob}
-                for entry, text, logprob in zip(entries, texts, sampled, strict=True)
+                None if entry.logprobs is None else self._top(entry.token_id, entry.logprobs)
+                for entry in entries
             ],
             [entry.offset for entry in entries],
         )
+
+    def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
+        """The most probable tokens and the token itself, which is always among them, as OpenAI documents."""
+        top = {self._text(top.token_id): _finite(top.logprob) for top in logprobs.top}
+        return top | {self._text(token_id): _finite(logprobs.logprob)}
 
     def _text(self, token_id: int) -> str:
         text = _token_text(self._pieces.raw(token_id))

@@ -6,7 +6,7 @@ ask for what happens anyway. `null` is the same as leaving a field out.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
@@ -32,6 +32,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     include_usage: bool | None = None
     """One more chunk before [DONE] carries the usage; all others carry `usage: null`."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk carries the usage so far; needs include_usage."""
     include_obfuscation: Raw = _ABSENT
 
 
@@ -51,7 +53,10 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seed: int | None = None
     stop: str | _Stops | None = None
     stop_token_ids: _StopIds | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -101,6 +106,11 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """The prompt ends within the last message, and the answer continues it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the chat template."""
 
     tools: Raw = _ABSENT
     tool_choice: Raw = _ABSENT
@@ -122,9 +132,10 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     prompt: str | _Prompt[str | int | _Prompt[int]]
     logprobs: int | None = None
     best_of: int | None = None
-    """Only equal to n, where it changes nothing."""
+    """Outputs to generate; the n with the highest mean logprob are returned."""
+    echo: bool | None = None
+    """The answer begins with the prompt."""
 
-    echo: Raw = _ABSENT
     suffix: Raw = _ABSENT
 
 
@@ -147,7 +158,6 @@ NEUTRAL_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 NEUTRAL_COMPLETION: Final[Mapping[str, tuple[object, ...]]] = {
-    "echo": (False,),
     "suffix": (),
 }
 NEUTRAL_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {

@@ -3,9 +3,11 @@
 from typing import Final
 
 from replicas.api import ModelCard, SamplingParams
+from router.echo import EchoedPrompt
 from router.errors import context_exceeded
-from router.protocol import ChatBody, CompletionBody, GenerationBody
-from router.validation import stop_strings
+from router.output import OutputOptions
+from router.protocol import ChatBody, CompletionBody
+from router.validation import num_outputs, stop_strings
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """max_tokens of /v1/completions when none is given, as OpenAI documents it."""
@@ -45,6 +47,11 @@ def num_logprobs(body: ChatBody | CompletionBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
+def _ranks(body: ChatBody | CompletionBody) -> bool:
+    """Whether outputs compete, which takes logprobs that nobody may have asked to see."""
+    return num_outputs(body) > (body.n or 1)
+
+
 def sampling_params(
     body: ChatBody | CompletionBody, *, max_tokens: int, seed: int, special_ids: dict[str, int]
 ) -> SamplingParams:
@@ -55,8 +62,11 @@ def sampling_params(
     """
     stop_ids = dict.fromkeys(body.stop_token_ids or ())
     stop_ids |= dict.fromkeys(special_ids[stop] for stop in stop_strings(body) if stop in special_ids)
+    echoes = isinstance(body, CompletionBody) and bool(body.echo)
+    logprobs = num_logprobs(body)
     return SamplingParams(
-        max_tokens=max_tokens,
+        # A prompt that is only to be echoed still takes one step; its token is not shown.
+        max_tokens=max(1, max_tokens),
         min_tokens=body.min_tokens or 0,
         temperature=_or(body.temperature, 1.0),
         top_k=max(0, body.top_k or 0),
@@ -69,13 +79,26 @@ def sampling_params(
         seed=(seed if body.seed is None else body.seed) % _SEED_SPACE,
         stop_token_ids=tuple(stop_ids),
         ignore_eos=bool(body.ignore_eos),
-        logprobs=num_logprobs(body),
+        logprobs=0 if logprobs is None and _ranks(body) else logprobs,
+        prompt_logprobs=logprobs if echoes else None,
     )
 
 
-def visible_stops(body: GenerationBody, special_ids: dict[str, int]) -> tuple[str, ...]:
-    """Return the stop strings to look for in the text."""
-    return tuple(stop for stop in stop_strings(body) if stop not in special_ids)
+def output_options(
+    body: ChatBody | CompletionBody, special_ids: dict[str, int], echo: EchoedPrompt | None, max_tokens: int
+) -> OutputOptions:
+    """Translate what a body that passed validation says about the text of its outputs."""
+    stops = stop_strings(body)
+    return OutputOptions(
+        stops=tuple(stop for stop in stops if stop not in special_ids),
+        special_stop_ids=frozenset(special_ids[stop] for stop in stops if stop in special_ids),
+        min_tokens=body.min_tokens or 0,
+        includes_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        echo=echo,
+        reports_prompt=echo is not None and num_logprobs(body) is not None,
+        echo_only=max_tokens == 0,
+    )
 
 
 def _or(value: float | None, default: float) -> float:

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 
 from router.chat_template import ChatTemplate
 from router.detokenizer import TokenizerError, TokenPieces
-from router.protocol import ChatMessage
+from router.protocol import ChatBody, ChatMessage
 
 _SPECIAL_TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
 
@@ -61,15 +61,17 @@ class TextCodec:
             bos_token=specials.get("bos_token"),
         )
 
-    def encode_prompts(self, texts: Sequence[str], max_model_len: int) -> list[list[int]]:
-        """Tokenise completion prompts with the special tokens that the tokenizer adds.
+    def encode_prompts(
+        self, texts: Sequence[str], max_model_len: int, *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Tokenise completion prompts, by default with the special tokens that the tokenizer adds.
 
         A text that begins with the BOS token keeps that one and gets no second.
         Raises TooManyTokensError.
         """
-        encoded = self._encode(texts, max_model_len, add_special_tokens=True)
+        encoded = self._encode(texts, max_model_len, add_special_tokens=add_special_tokens)
         bos = self.bos_token
-        if bos is None:
+        if bos is None or not add_special_tokens:
             return encoded
         bos_id = self.tokenizer.token_to_id(bos)
         for text, ids in zip(texts, encoded, strict=True):
@@ -77,14 +79,21 @@ class TextCodec:
                 del ids[0]
         return encoded
 
-    def encode_chat(self, messages: Sequence[ChatMessage], max_model_len: int) -> list[int]:
-        """Render and tokenise a conversation; the template writes its own BOS.
+    def encode_chat(self, body: ChatBody, max_model_len: int) -> list[int]:
+        """Render and tokenise a conversation; the template writes its own BOS unless the body says else.
 
         Raises ChatTemplateError, TooManyTokensError. The codec must have a template.
         """
         assert self.template is not None
-        text = self.template.render([_template_message(message, self.template) for message in messages])
-        return self._encode([text], max_model_len, add_special_tokens=False)[0]
+        messages = [_template_message(message, self.template) for message in body.messages]
+        text = self.template.render(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+            variables=body.chat_template_kwargs or {},
+        )
+        (ids,) = self.encode_prompts([text], max_model_len, add_special_tokens=bool(body.add_special_tokens))
+        return ids
 
     def _encode(
         self, texts: Sequence[str], max_model_len: int, *, add_special_tokens: bool

@@ -66,14 +66,17 @@ def check_chat(body: ChatBody, card: ModelCard) -> None:
         raise bad_value("messages", "messages must hold at least one message")
     for index, message in enumerate(body.messages):
         _check_message(message, f"messages[{index}]")
+    _check_continuation(body)
 
 
 def check_completion(body: CompletionBody, card: ModelCard) -> None:
     """Check everything about a completions request but its prompts."""
     _check_common(body, card)
     refuse_unserved(body, NEUTRAL_COMPLETION)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise unsupported("best_of", "is only supported where it is equal to n")
+    if body.best_of is not None:
+        _check_range("best_of", body.best_of, body.n or 1, MAX_N)
+        if body.stream and body.best_of != (body.n or 1):
+            raise bad_value("best_of", "best_of greater than n cannot be streamed")
     if body.logprobs is not None:
         _check_range("logprobs", body.logprobs, 0, MAX_COMPLETION_LOGPROBS)
 
@@ -85,6 +88,12 @@ def check_token_ids(param: str, ids: list[int], card: ModelCard) -> None:
         return
     bad = next(token_id for token_id in ids if not 0 <= token_id < card.vocab_size)
     raise bad_value(param, f"{param} has token id {_brief(bad)}; ids must be in [0, {card.vocab_size - 1}]")
+
+
+def num_outputs(body: ChatBody | CompletionBody) -> int:
+    """Return how many outputs are generated per prompt."""
+    best_of = body.best_of if isinstance(body, CompletionBody) else None
+    return best_of or body.n or 1
 
 
 def stop_strings(body: GenerationBody) -> tuple[str, ...]:
@@ -101,7 +110,8 @@ def _check_common(body: GenerationBody, card: ModelCard) -> None:
         if value is not None:
             _check_range(field, value, low, high)
     _check_stream_options(body)
-    _check_max_tokens("max_tokens", body.max_tokens, body.min_tokens)
+    echoes = isinstance(body, CompletionBody) and bool(body.echo)
+    _check_max_tokens("max_tokens", body.max_tokens, body.min_tokens, least=0 if echoes else 1)
     if body.min_tokens is not None and not 0 <= body.min_tokens < card.max_model_len:
         raise bad_value("min_tokens", f"min_tokens must be in [0, {card.max_model_len - 1}]")
     _check_stops(body, card)
@@ -114,13 +124,16 @@ def _check_stream_options(body: GenerationBody) -> None:
     refuse_unserved(body.stream_options, NEUTRAL_STREAM_OPTIONS, "stream_options.")
     if not body.stream:
         raise bad_value("stream_options", "stream_options is only allowed when stream is true")
+    if body.stream_options.continuous_usage_stats and not body.stream_options.include_usage:
+        param = "stream_options.continuous_usage_stats"
+        raise bad_value(param, f"{param} needs include_usage")
 
 
-def _check_max_tokens(param: str, max_tokens: int | None, min_tokens: int | None) -> None:
+def _check_max_tokens(param: str, max_tokens: int | None, min_tokens: int | None, least: int = 1) -> None:
     if max_tokens is None:
         return
-    if max_tokens < 1:
-        raise bad_value(param, f"{param} must be at least 1, not {_brief(max_tokens)}")
+    if max_tokens < least:
+        raise bad_value(param, f"{param} must be at least {least}, not {_brief(max_tokens)}")
     if min_tokens is not None and min_tokens > max_tokens:
         raise bad_value("min_tokens", f"min_tokens must not be greater than {param}")
 
@@ -157,6 +170,18 @@ def _check_message(message: ChatMessage, param: str) -> None:
             where = f"{param}.content[{index}].text"
             raise ApiError(400, f"Missing required field: {where}", param=where)
         refuse_unserved(part, NEUTRAL_PART, f"{param}.content[{index}].")
+
+
+def _check_continuation(body: ChatBody) -> None:
+    if not body.continue_final_message:
+        return
+    if body.add_generation_prompt:
+        raise bad_value(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt cannot both be true",
+        )
+    if body.messages[-1].role != "assistant":
+        raise bad_value("continue_final_message", "the message to continue must be the assistant's")
 
 
 def _check_range(param: str, value: float, low: float, high: float) -> None:

@@ -44,12 +44,14 @@ class FakeGeneration:
         logprobs: list[TokenLogprobs] | None = None,
         cached: int | None = None,
         error: str | None = None,
+        attempt: int = 0,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
     ) -> None:
         """Generate these tokens now."""
         self._deltas.put_nowait(
             TokenDelta(
                 request_id=1,
-                attempt=0,
+                attempt=attempt,
                 index=index,
                 token_ids=list(token_ids),
                 finish_reason=finish,
@@ -57,6 +59,7 @@ class FakeGeneration:
                 stop_token_id=stop_token_id,
                 num_cached_tokens=cached,
                 error=error,
+                prompt_logprobs=prompt_logprobs,
             )
         )
         if finish is not None:

@@ -15,7 +15,7 @@ def encode(codec: TextCodec, text: str) -> list[int]:
 
 
 def pieces_of(codec: TextCodec, ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(codec.pieces)
+    detokenizer = Detokenizer(codec.pieces.table())
     return [detokenizer.feed([token_id]) for token_id in ids] + [detokenizer.flush()]
 
 
@@ -73,12 +73,12 @@ def test_ids_in_the_padding_of_the_vocabulary_are_empty(codec: TextCodec) -> Non
 def test_an_added_token_that_is_not_special_is_visible() -> None:
     added = [{"id": 1, "content": "<think>é", "special": False}]
     document = {"added_tokens": added, "decoder": {"type": "ByteLevel"}}
-    assert Detokenizer(TokenPieces({"a": 0}, document)).feed([0, 1]) == "a<think>é"
+    assert Detokenizer(TokenPieces({"a": 0}, document).table()).feed([0, 1]) == "a<think>é"
 
 
 def test_metaspace_decoders_are_sentencepiece() -> None:
     document = {"decoder": {"type": "Metaspace", "replacement": "▁"}}
-    assert Detokenizer(TokenPieces({"▁a": 0, "<0x41>": 1}, document)).feed([0, 1]) == " a<0x41>"
+    assert Detokenizer(TokenPieces({"▁a": 0, "<0x41>": 1}, document).table()).feed([0, 1]) == " a<0x41>"
 
 
 @pytest.mark.parametrize("decoder", [None, {"type": "WordPiece"}, {"type": "Sequence", "decoders": []}])

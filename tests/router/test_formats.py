@@ -26,7 +26,7 @@ def data(event: bytes) -> Any:
 
 
 def finished(codec: TextCodec, ids: list[int], logprobs: list[TokenLogprobs] | None = None) -> OutputText:
-    output = OutputText(codec.pieces, stops=(), min_tokens=0)
+    output = OutputText(codec.pieces)
     output.feed(TokenDelta(1, 0, 0, ids, FinishReason.LENGTH, logprobs))
     return output
 

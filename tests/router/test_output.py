@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicas.api import FinishReason, TokenDelta, TokenLogprobs
-from router.output import Emission, OutputText
+from router.output import Emission, OutputOptions, OutputText
 from router.text import TextCodec
 from tests.router.tiny_tokenizers import IM_END
 
@@ -26,7 +26,7 @@ def delta(
 
 
 def output(codec: TextCodec, *stops: str, min_tokens: int = 0) -> OutputText:
-    return OutputText(codec.pieces, stops=stops, min_tokens=min_tokens)
+    return OutputText(codec.pieces, OutputOptions(stops=stops, min_tokens=min_tokens))
 
 
 def feed_each(out: OutputText, ids: list[int]) -> list[Emission]:

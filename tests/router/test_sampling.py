@@ -7,7 +7,7 @@ from replicas.api import SamplingParams
 from router.errors import ApiError
 from router.json_body import decode_body
 from router.protocol import CHAT_DECODER, COMPLETION_DECODER, ChatBody, CompletionBody
-from router.sampling import max_tokens_for, sampling_params, visible_stops
+from router.sampling import max_tokens_for, output_options, sampling_params
 from tests.router.fake_backend import CARD
 
 SPECIAL = {"<|im_end|>": 1}
@@ -115,4 +115,8 @@ def test_logprobs_count_alternatives() -> None:
 def test_a_stop_string_that_is_a_special_token_stops_by_its_id() -> None:
     body = chat(stop=["<|im_end|>", "x"])
     assert params(body).stop_token_ids == (1,)
-    assert visible_stops(body, SPECIAL) == ("x",)
+    options = output_options(body, SPECIAL, None, 1)
+    assert options.stops == ("x",)
+    assert options.special_stop_ids == frozenset(
+        sampling_params(body, max_tokens=1, seed=0, special_ids=SPECIAL).stop_token_ids
+    )

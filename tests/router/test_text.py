@@ -5,7 +5,7 @@ import pytest
 
 from router.chat_template import ChatTemplateError
 from router.detokenizer import TokenizerError
-from router.protocol import ChatMessage, ContentPart
+from router.protocol import ChatBody, ChatMessage, ContentPart
 from router.text import TextCodec, TooManyTokensError
 from tests.router.tiny_tokenizers import IM_START, byte_level_folder, sentencepiece_folder
 
@@ -14,7 +14,9 @@ BOS = 1
 
 
 def chat_text(codec: TextCodec, *messages: ChatMessage) -> str:
-    text: str = codec.tokenizer.decode(codec.encode_chat(messages, 1000), skip_special_tokens=False)
+    text: str = codec.tokenizer.decode(
+        codec.encode_chat(ChatBody(messages=messages), 1000), skip_special_tokens=False
+    )
     return text
 
 
@@ -34,7 +36,7 @@ def test_two_bos_in_the_text_are_kept(sentencepiece: TextCodec) -> None:
 
 
 def test_a_chat_has_the_one_bos_of_its_template(sentencepiece: TextCodec) -> None:
-    ids = sentencepiece.encode_chat([ChatMessage(role="user", content="hello")], 100)
+    ids = sentencepiece.encode_chat(ChatBody(messages=[ChatMessage(role="user", content="hello")]), 100)
     assert ids[0] == BOS
     assert ids.count(BOS) == 1
 
@@ -60,7 +62,7 @@ def test_developer_becomes_system_for_templates_that_do_not_know_it(byte_level: 
 
 def test_a_role_that_the_template_refuses_is_an_error(sentencepiece: TextCodec) -> None:
     with pytest.raises(ChatTemplateError, match="Only user and assistant"):
-        sentencepiece.encode_chat([ChatMessage(role="system", content="x")], 100)
+        sentencepiece.encode_chat(ChatBody(messages=[ChatMessage(role="system", content="x")]), 100)
 
 
 def test_a_text_that_cannot_fit_is_refused_untokenised(byte_level: TextCodec) -> None:

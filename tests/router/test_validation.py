@@ -147,7 +147,7 @@ def test_only_one_of_the_names_of_max_tokens_may_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 2}, {"best_of": 1, "n": 2}, {"logprobs": 6}]
+    "fields", [{"suffix": "x"}, {"best_of": 2, "stream": True}, {"best_of": 1, "n": 2}, {"logprobs": 6}]
 )
 def test_completion_options_that_are_not_served_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError):
