@@ -84,9 +84,19 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
         ray.shutdown()
         raise StartError(f"Ray does not start: {_reason(str(error))}") from error
     try:
+        _check_gpus(config)
         yield
     finally:
         ray.shutdown()
+
+
+def _check_gpus(config: ClusterConfig) -> None:
+    """Refuse what would wait for ever: on one machine no further GPU will come."""
+    num_gpus = int(ray.cluster_resources().get("GPU", 0))
+    if config.engine.device == "cuda" and num_gpus < config.replicas:
+        raise ConfigError(
+            f"device cuda: {config.replicas} replica(s) need a GPU each, this machine has {num_gpus}"
+        )
 
 
 @contextlib.contextmanager

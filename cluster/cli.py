@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cluster.arguments import at_least_one, port
 from cluster.config import ClusterConfig, load_config
 from cluster.environment import port_problem
 from cluster.errors import StartError
@@ -48,25 +49,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file; options override it")
     parser.add_argument("--model", help="bundled name, folder, .gguf file, or Hub id")
-    parser.add_argument("--replicas", type=_at_least_one, metavar="N", help="engines to run")
+    parser.add_argument("--replicas", type=at_least_one, metavar="N", help="engines to run")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
-    parser.add_argument("--port", type=_port, help="port to listen on (default 8000)")
+    parser.add_argument("--port", type=port, help="port to listen on (default 8000)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where the engines run")
     parser.add_argument("--address", help="running Ray cluster to use instead of a local one")
     parser.set_defaults(run=_serve)
-
-
-def _at_least_one(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    port = _at_least_one(text)
-    if port > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port (1 to 65535)")
-    return port
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -138,8 +126,18 @@ def _with_located_model(config: ClusterConfig, progress: Progress) -> ClusterCon
 
 def _bench(options: argparse.Namespace) -> int:
     from cluster.bench.report import print_report
+    from cluster.terminal import error_line
 
-    print_report(options.bench(options), options.json)
+    try:
+        print_report(options.bench(options), options.json)
+    except EngineError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_MISUSED
+    except StartError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_FAILED
     return 0
 
 

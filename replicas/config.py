@@ -92,14 +92,14 @@ def resolve(config: EngineConfig, shape: ModelShape, kv_bytes: int) -> ResolvedC
     block_size = config.block_size or shape.preferred_block_size
     num_blocks = kv_bytes // (block_size * shape.kv_bytes_per_token)
     pool_tokens = num_blocks * block_size
-    max_model_len = config.max_model_len or min(shape.max_position_embeddings, pool_tokens)
+    max_model_len = config.max_model_len or max(2, min(shape.max_position_embeddings, pool_tokens))
     if max_model_len > shape.max_position_embeddings:
         raise ConfigError(
             f"max_model_len {max_model_len} is more than the model's "
             f"{shape.max_position_embeddings} positions"
         )
-    if pool_tokens < max_model_len or max_model_len < 2:
-        needed = -(-max(max_model_len, 2) // block_size) * block_size * shape.kv_bytes_per_token
+    if pool_tokens < max_model_len:
+        needed = -(-max_model_len // block_size) * block_size * shape.kv_bytes_per_token
         raise ConfigError(
             f"the KV pool of {kv_bytes / 2**20:.0f} MiB holds {pool_tokens} tokens, fewer than one sequence "
             f"of max_model_len {max_model_len}; set kv_cache_memory >= {needed} or a smaller max_model_len"
@@ -127,6 +127,8 @@ def resolve(config: EngineConfig, shape: ModelShape, kv_bytes: int) -> ResolvedC
 
 def _check_ranges(config: EngineConfig) -> None:
     at_least_one = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_threads")
+    if config.max_model_len == 1:
+        raise ConfigError("max_model_len must be at least 2: one token of prompt, one of output")
     for name in at_least_one:
         value = getattr(config, name)
         if value is not None and value < 1:

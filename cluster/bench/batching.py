@@ -9,6 +9,7 @@ and not by rows; on a CPU rows cost, so the kinder form is the harder competitor
 import argparse
 import random
 
+from cluster.arguments import at_least_one
 from cluster.bench.drive import Drive, drive
 from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
 from cluster.bench.report import progress
@@ -24,10 +25,12 @@ MODES: tuple[Batching, ...] = ("continuous", "static", "static_live_rows")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--seats", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--mean", type=int, default=64, help="mean output tokens")
-    parser.add_argument("--longest", type=int, default=512, help="longest output; one request in 16 has it")
+    parser.add_argument("--seats", type=at_least_one, default=16)
+    parser.add_argument("--requests", type=at_least_one, default=48)
+    parser.add_argument("--mean", type=at_least_one, default=64, help="mean output tokens")
+    parser.add_argument(
+        "--longest", type=at_least_one, default=512, help="longest output; one request in 16 has it"
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of the lengths, same proportions")
     parser.add_argument("--seed", type=int, default=0)
 

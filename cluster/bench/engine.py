@@ -6,6 +6,7 @@ import statistics
 
 import msgspec
 
+from cluster.arguments import at_least_one
 from cluster.bench.drive import Drive, drive
 from cluster.bench.report import commit, percentile, progress
 from cluster.bench.workload import LognormalLengths, fixed_length_request, random_prompt
@@ -23,12 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batching", choices=["continuous", "static", "static_live_rows"], default="continuous"
     )
-    parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time, and seats")
-    parser.add_argument("--input-tokens", type=int, default=64, help="median prompt length")
-    parser.add_argument("--output-tokens", type=int, default=32, help="median output length")
-    parser.add_argument("--max-input-tokens", type=int, help="longest prompt (default 5 x the median)")
-    parser.add_argument("--max-output-tokens", type=int, help="longest output (default 5 x the median)")
+    parser.add_argument("--requests", type=at_least_one, default=24)
+    parser.add_argument("--concurrency", type=at_least_one, default=16, help="requests at a time, and seats")
+    parser.add_argument("--input-tokens", type=at_least_one, default=64, help="median prompt length")
+    parser.add_argument("--output-tokens", type=at_least_one, default=32, help="median output length")
+    parser.add_argument(
+        "--max-input-tokens", type=at_least_one, help="longest prompt (default 5 x the median)"
+    )
+    parser.add_argument(
+        "--max-output-tokens", type=at_least_one, help="longest output (default 5 x the median)"
+    )
     parser.add_argument("--sigma", type=float, default=0.6, help="spread of the lognormal lengths; 0 = fixed")
     parser.add_argument("--itl-target-ms", type=float)
     parser.add_argument("--seed", type=int, default=0)
@@ -39,7 +44,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=defaults.model)
     parser.add_argument("--attention", default=defaults.attention, help="attention backend")
     parser.add_argument("--numerics", choices=["exact", "fast"], help="default: exact on CPU")
-    parser.add_argument("--num-threads", type=int, help="CPU threads (default: all cores)")
+    parser.add_argument("--num-threads", type=at_least_one, help="CPU threads (default: all cores)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--quantization", choices=["none"], default="none")
 

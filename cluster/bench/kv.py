@@ -4,6 +4,7 @@ import argparse
 import random
 import statistics
 
+from cluster.arguments import at_least_one
 from cluster.bench.report import commit
 from cluster.bench.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 from replicas.api import GenerateRequest, SamplingParams
@@ -18,9 +19,9 @@ VOCAB_SIZE = 32_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pool-tokens", type=int, default=320_000, help="tokens the pool holds")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--pool-tokens", type=at_least_one, default=320_000, help="tokens the pool holds")
+    parser.add_argument("--block-size", type=at_least_one, default=16)
+    parser.add_argument("--steps", type=at_least_one, default=1500)
     parser.add_argument("--seed", type=int, default=0)
 
 

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import psutil
 
+from cluster.arguments import at_least_one
 from cluster.bench.engine import add_model_arguments
 from cluster.bench.http_drive import HttpDrive, drive_http
 from cluster.bench.report import commit, percentile, progress
 from cluster.bench.workload import fixed_length_request, random_prompt
 from cluster.environment import free_port
+from cluster.errors import StartError
 from replicas.api import GenerateRequest
 
 NAME = "overhead"
@@ -34,10 +36,12 @@ ROUTER_TITLE = "Router"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--input-tokens", type=int, default=16)
-    parser.add_argument("--output-tokens", type=int, default=32, help="per stream, with the model")
-    parser.add_argument("--null-output-tokens", type=int, default=400, help="per stream, without a model")
+    parser.add_argument("--streams", type=at_least_one, default=32)
+    parser.add_argument("--input-tokens", type=at_least_one, default=16)
+    parser.add_argument("--output-tokens", type=at_least_one, default=32, help="per stream, with the model")
+    parser.add_argument(
+        "--null-output-tokens", type=at_least_one, default=400, help="per stream, without a model"
+    )
     parser.add_argument("--null-only", action="store_true", help="leave out the two runs with the model")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -112,7 +116,9 @@ def _bare_engine(args: argparse.Namespace) -> float:
     command += ["--requests", str(args.streams), "--concurrency", str(args.streams), "--sigma", "0"]
     command += ["--input-tokens", str(args.input_tokens), "--output-tokens", str(args.output_tokens)]
     command += ["--seed", str(args.seed)]
-    finished = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    finished = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if finished.returncode:
+        raise StartError(f"the bare engine ended with exit code {finished.returncode}")
     tokens_per_s: float = json.loads(finished.stdout)["output_tokens_per_s"]
     return tokens_per_s
 
@@ -138,7 +144,7 @@ def _server(args: argparse.Namespace, command: list[str]) -> Iterator[tuple[str,
         try:
             assert process.stdout is not None
             if not process.stdout.readline():
-                raise RuntimeError(f"the server ended with exit code {process.wait()}")
+                raise StartError(f"the server ended with exit code {process.wait()}")
             yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
 import argparse
 import time
 
+from cluster.arguments import at_least_one
 from cluster.bench.report import commit, percentile
 from replicas.api import GenerateRequest, SamplingParams
 from replicas.config import ResolvedConfig
@@ -17,8 +18,8 @@ VOCAB_SIZE = 32_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seqs", type=int, default=256, help="running sequences (default 256)")
-    parser.add_argument("--steps", type=int, default=2000, help="measured steps (default 2000)")
+    parser.add_argument("--seqs", type=at_least_one, default=256, help="running sequences (default 256)")
+    parser.add_argument("--steps", type=at_least_one, default=2000, help="measured steps (default 2000)")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:

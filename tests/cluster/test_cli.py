@@ -54,6 +54,8 @@ def test_help_imports_neither_ray_nor_torch() -> None:
         ("serve", "--port", "²"),
         ("serve", "--device", "tpu"),
         ("serve", "--colour", "red"),
+        ("bench",),
+        ("bench", "scheduler", "--seqs", "0"),
     ],
 )
 def test_a_bad_flag_is_a_usage_error(arguments: tuple[str, ...]) -> None:
@@ -87,6 +89,11 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
 def test_a_corrupt_gguf_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + b"\0" * 100)
     assert refusal("serve", "--model", "m.gguf", folder=tmp_path).startswith("headway: model m.gguf:")
+
+
+def test_a_benchmark_without_its_model_is_one_line(tmp_path: Path) -> None:
+    line = refusal("bench", "engine", "--model", str(tmp_path))
+    assert line.startswith(f"headway: model {tmp_path}: cannot read")
 
 
 def test_a_taken_port_is_one_line_before_ray_starts(tmp_path: Path) -> None:

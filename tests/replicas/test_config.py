@@ -30,6 +30,7 @@ def test_a_small_pool_shortens_the_default_context() -> None:
         ({"tier_itl_target_ms": {1: 0.0}}, r"tier_itl_target_ms\[1\] must be positive"),
         ({"aging_s": float("nan")}, "aging_s must be positive"),
         ({"chunked_prefill": False, "max_num_batched_tokens": 512}, "without chunked_prefill a whole prompt"),
+        ({"max_model_len": 1}, "max_model_len must be at least 2"),
         ({"block_size": 2048}, "fewer than one sequence"),
     ],
 )
