@@ -29,6 +29,8 @@ from router.tenants import Tenant
 HEARTBEAT_S: Final = 0.5
 USE_WINDOW_S: Final = 1.0
 """Use is averaged over about this long, and so much is kept in stock."""
+MIN_STOCK_RATE: Final = 2.0
+"""Requests a second below which no stock is kept: it would be missing elsewhere more often than used here."""
 SWEEP_S: Final = 5.0
 MAX_NEEDS: Final = 1000
 """Waiting requests of one tenant in one exchange; the others go with the next."""
@@ -114,7 +116,7 @@ class _Slice:
     def begin(self, ticket: Ticket) -> None:
         """Count a ticket for which all has been taken."""
         ticket.state = TicketState.GRANTED
-        self.requests.used += ticket.tenant.rpm is not None
+        self.requests.used += 1
         self.tokens.used += ticket.tokens if ticket.tenant.tpm is not None else 0
         self.used_slots += ticket.tenant.max_concurrent is not None
 
@@ -144,8 +146,9 @@ class _Slice:
         self.requests.average(elapsed_s)
         self.tokens.average(elapsed_s)
         left = self.levels(now)
-        target_requests = self.requests.target(left.requests, num_routers)
-        target_tokens = self.tokens.target(left.tokens, num_routers)
+        is_busy = self.requests.rate >= MIN_STOCK_RATE
+        target_requests = self.requests.target(left.requests, num_routers) if is_busy else 0
+        target_tokens = self.tokens.target(left.tokens, num_routers) if is_busy else 0
         while self.waiting and len(self.asked) < MAX_NEEDS:
             self.asked.append(self.waiting.popleft())
         # A need is granted whole by the ledger, so the ledger must have all that is idle.
