@@ -45,8 +45,6 @@ class QuotaWorld:
         self.passed_tokens = 0
         """Used or still reserved."""
         self.passed_requests = 0
-        self.forgotten_tokens = 0.0
-        """By how much new ledgers began above the level of the old one."""
         self._numbers = itertools.count(1)
         self.ledger = self._new_ledger()
         self.routers = [self._new_router() for _ in range(num_routers)]
@@ -141,12 +139,10 @@ class QuotaWorld:
 
     def restart_ledger(self) -> None:
         """All that live say hello to the new one while it settles."""
-        before = self.left_tokens()
         self.ledger = self._new_ledger()
         for router in self.routers:
             router.quota.hello(self.now)
             self.pump(router)
-        self.forgotten_tokens += max(0.0, self.left_tokens() - before)
 
     def change_limits(self, limits: Tenant) -> None:
         """Reload the catalogue, everywhere at once."""
