@@ -61,11 +61,14 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def selftest(streams: int, tokens_per_s: float, duration_s: float, console: Console) -> SelfTest:
-    """Hold `streams` answers of 10 s each for `duration_s`. Raises LoadError."""
+def selftest(
+    streams: int, tokens_per_s: float, duration_s: float, console: Console, *, answer_s: float = ANSWER_S
+) -> SelfTest:
+    """Hold `streams` answers of `answer_s` each for `duration_s`. Raises LoadError."""
     itl_ms = streams / tokens_per_s * 1e3
+    # Little's law: as many arrivals per second as keep `streams` open.
     with echo_process(Pace(ttft_ms=TTFT_MS, itl_ms=itl_ms)) as port:
-        job = _job(port, streams, max(2, round(ANSWER_S * 1e3 / itl_ms)), ANSWER_S + duration_s)
+        job = _job(port, streams / answer_s, max(2, round(answer_s * 1e3 / itl_ms)), answer_s + duration_s)
         with LiveView(job, console) as view:
             outcome = run(job, view)
     report = build_report(
@@ -75,20 +78,19 @@ def selftest(streams: int, tokens_per_s: float, duration_s: float, console: Cons
         name="selftest",
         duration_s=job.duration_s,
         # Until the first answers end, streams are still being opened.
-        warmup_s=ANSWER_S,
+        warmup_s=answer_s,
         cooldown_s=0.0,
         max_lateness_ms=MAX_LATENESS_MS,
     )
     return _result(report, streams, itl_ms)
 
 
-def _job(port: int, streams: int, output_tokens: int, duration_s: float) -> Job:
+def _job(port: int, rate: float, output_tokens: int, duration_s: float) -> Job:
     workload = Workload(
         input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=output_tokens)
     )
     cast = Cast()
-    # Little's law: as many arrivals per second as keep `streams` open.
-    loop = OpenLoop(profile=parse_rate(f"{streams / ANSWER_S}", duration_s), law="constant")
+    loop = OpenLoop(profile=parse_rate(f"{rate}", duration_s), law="constant")
     return Job(
         target=Target(host="127.0.0.1", port=port),
         dialect=Dialect(model=MODEL),

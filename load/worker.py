@@ -251,9 +251,10 @@ class Driver:
         tenant, turn = self._task.tenants[script.tenant], script.turns[number]
         body = self._task.dialect.body(messages, turn.output_tokens, tenant.body)
         self._num_started += 1
-        first_sent_at = time.perf_counter()
+        first_sent_at: float | None = None
         for attempt in itertools.count(1):
             answer = await self._post(script, number, body, tenant, turn)
+            first_sent_at = first_sent_at or answer.sent_at
             wait_s = answer.retry_after_s
             is_refused = answer.status in RETRY_STATUSES and wait_s is not None
             if not is_refused or attempt > self._task.max_retries or self._is_stopping:
@@ -268,7 +269,7 @@ class Driver:
                 answer=answer,
                 attempts=attempt,
                 due_at=due_at,
-                first_sent_at=first_sent_at,
+                first_sent_at=first_sent_at or answer.sent_at,
                 start_at=self._start_at,
             )
         )
