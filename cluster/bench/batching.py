@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     opened = open_runner(engine_config(args, args.seats), progress)
     for batching in MODES:
         engine = new_engine(opened, batching)
-        warm_up(engine)
+        warm_up(engine, args.seats)
         measured[batching] = drive(engine, requests, concurrency=len(requests))
         progress(f"{batching}: {measured[batching].output_tokens_per_s:.1f} tokens/s")
     continuous = measured["continuous"].output_tokens_per_s

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     requests = _requests(args, vocab_size=1000)
     opened = open_runner(engine_config(args, max_num_seqs=args.concurrency), progress)
     engine = new_engine(opened, args.batching)
-    warm_up(engine)
+    warm_up(engine, args.concurrency)
     measured = drive(engine, requests, args.concurrency)
     engine.scheduler.check_integrity()
     return {**speed(measured), **identity(opened, args), **_workload(args, measured)}
@@ -78,9 +78,9 @@ def new_engine(opened: OpenedRunner, batching: Batching) -> Engine:
     return Engine(config, opened.runner, vocab_size=opened.card.vocab_size, eos_token_ids=eos)
 
 
-def warm_up(engine: Engine) -> None:
-    """A few steps outside the measurement: pages touched, kernels loaded."""
-    drive(engine, [fixed_length_request(-1, (1, 2, 3, 4), 8)], concurrency=1)
+def warm_up(engine: Engine, seats: int) -> None:
+    """A few steps with all seats taken, outside the measurement: pages touched, kernels loaded."""
+    drive(engine, [fixed_length_request(-1 - i, (1, 2, 3, 4 + i), 4) for i in range(seats)], seats)
     engine.scheduler.cache.pool.forget_all()
 
 
