@@ -44,6 +44,7 @@ def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
         opened.runner,
         vocab_size=opened.card.vocab_size,
         eos_token_ids=frozenset(opened.card.eos_token_ids),
+        prepare=opened.runner.prepare,
     )
     threads = f"{opened.num_threads} thread{'s' if opened.num_threads > 1 else ''}"
     return OpenedPump(

@@ -79,6 +79,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """End the sequence with `stop` when one of these is sampled."""
     ignore_eos: bool = False
     """Treat the model's end-of-sequence tokens as ordinary ones."""
+    grammar: str = ""
+    """The output must match this (replicas/constraints.py says in what form); "" = anything."""
     logprobs: int | None = None
     """Report the sampled token's logprob and this many most probable alternatives; None = nothing."""
     prompt_logprobs: int | None = None

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TokenDelta
+from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, SamplingParams, TokenDelta
 from replicas.config import ResolvedConfig
 from replicas.errors import PromptTooLongError, RequestError
 from replicas.scheduler import Outputs, Scheduler
@@ -36,6 +36,10 @@ class EngineCounters:
     runner_s: float = 0.0
 
 
+def _nothing(_: SamplingParams) -> None:
+    return
+
+
 class Engine:
     """One scheduler and one runner, driven step by step by a single thread.
 
@@ -50,13 +54,16 @@ class Engine:
         *,
         vocab_size: int,
         eos_token_ids: frozenset[int],
+        prepare: Callable[[SamplingParams], None] = _nothing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`prepare` hears of every accepted request and must return at once."""
         self.step_time = StepTimeModel()
         self.scheduler = Scheduler(config, eos_token_ids, self.step_time)
         self.counters = EngineCounters()
         self._config = config
         self._runner = runner
+        self._prepare = prepare
         self._vocab_size = vocab_size
         self._clock = clock
         self._step_started_at: float | None = None
@@ -71,6 +78,7 @@ class Engine:
     def add(self, request: GenerateRequest, owner: str) -> None:
         """Queue a request. Raises RequestError if it can never run here."""
         self._check(request)
+        self._prepare(request.sampling)
         self.scheduler.add(request, owner, self._clock())
         self.counters.prompt_tokens += len(request.prompt_ids)
 

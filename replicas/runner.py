@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replicas.api import TokenLogprobs
+from replicas.api import SamplingParams, TokenLogprobs
 from replicas.attention.base import AttentionBackend
+from replicas.constraints import ConstraintError, Constraints
 from replicas.model import LoadedModel
 from replicas.packing import LongArray, PackedStep, pack
-from replicas.sampling import sample, token_logprobs
+from replicas.sampling import Masks, sample, token_logprobs
+from replicas.sequence import Sequence
 from replicas.step import ScheduledSequence, Step, StepResult
 
 NO_ROWS: Final = np.zeros(0, dtype=np.int64)
@@ -24,16 +26,28 @@ class TorchRunner:
     """
 
     def __init__(
-        self, model: LoadedModel, backend: AttentionBackend, *, block_size: int, row_floor: int = 1
+        self,
+        model: LoadedModel,
+        backend: AttentionBackend,
+        constraints: Constraints,
+        *,
+        block_size: int,
+        row_floor: int = 1,
     ) -> None:
         self._model = model
         self._backend = backend
+        self._constraints = constraints
         self._block_size = block_size
         self._row_floor = row_floor
 
     @property
     def backend(self) -> AttentionBackend:
         return self._backend
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Begin with what a request needs and takes time; returns at once."""
+        if sampling.grammar:
+            self._constraints.prepare(sampling.grammar)
 
     def execute(self, step: Step) -> StepResult:
         entries = step.sequences
@@ -42,8 +56,10 @@ class TorchRunner:
         sampling = [i for i, entry in enumerate(entries) if entry.samples]
         prompt_rows = _prompt_rows(entries, packed)
         logits = self._forward(packed, prompt_rows)
-        sampled = sample(logits[: len(sampling)], [entries[i].sequence for i in sampling])
-        errors |= {sampling[i]: message for i, message in sampled.errors.items()}
+        rows = [entries[i].sequence for i in sampling]
+        masks, astray = self._masks(rows)
+        sampled = sample(logits[: len(sampling)], rows, masks)
+        errors |= {sampling[i]: message for i, message in (sampled.errors | astray).items()}
 
         result = StepResult(
             token_ids=[None] * len(entries),
@@ -59,6 +75,17 @@ class TorchRunner:
             if result.logprobs is not None and sampled.logprobs is not None:
                 result.logprobs[i] = sampled.logprobs[row]
         return result
+
+    def _masks(self, sequences: Rows[Sequence]) -> tuple[Masks, dict[int, str]]:
+        """Return the tokens that grammars allow, and the errors of rows whose grammar cannot be followed."""
+        masks, errors = {}, {}
+        for i, sequence in enumerate(sequences):
+            if sequence.sampling.grammar:
+                try:
+                    masks[i] = self._constraints.allowed(sequence)
+                except ConstraintError as error:
+                    errors[i] = str(error)
+        return masks, errors
 
     def logits(self, entries: Rows[ScheduledSequence]) -> Tensor:
         """Compute the scheduled tokens; return [entries that sample, vocab_size] float32."""

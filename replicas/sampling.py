@@ -1,19 +1,23 @@
 """Logits -> tokens: each row by its own parameters, its result independent of the other rows.
 
-Order of operations on a row: repetition penalty, frequency and presence penalty, logit bias, min_tokens; then
-temperature, top-k, min-p, top-p on what is left; then the draw. Only work that some row asks for is done.
+Order of operations on a row: grammar, repetition penalty, frequency and presence penalty, logit bias,
+min_tokens; then temperature, top-k, min-p, top-p on what is left; then the draw. Only work that some row asks
+for is done.
 
 Ties are kept: where several tokens are equally probable at the edge of top-k or top-p, all of them stay. So
 the kept set is a threshold on probability, which no sorting order can change.
 """
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from replicas.api import SamplingParams, TokenLogprobs, TopLogprob
@@ -21,6 +25,10 @@ from replicas.sequence import Sequence
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy: the exact limit, and no quotient can overflow."""
+
+Masks = Mapping[int, NDArray[np.bool_]]
+"""Row -> [vocab_size], the tokens that may be drawn; rows that are not in it are free."""
+NO_MASKS: Final[Masks] = MappingProxyType({})
 
 _NUCLEUS = 256
 _NUCLEUS_GROWTH = 8
@@ -42,12 +50,13 @@ class Sampled:
 def sample(
     logits: Tensor,  # [num_rows, vocab_size] float32; not changed
     sequences: Rows[Sequence],  # [num_rows]; the row's token comes after sequence.token_ids
+    masks: Masks = NO_MASKS,
 ) -> Sampled:
     """Choose one token per row.
 
     A row with NaN or infinite logits, or with no token left to choose, becomes an entry of `errors`.
     """
-    adjusted = _adjust(logits, sequences)
+    adjusted = _adjust(logits, sequences, masks)
     peaks, best = adjusted.max(dim=-1)
     token_ids: list[int | None] = list(best.tolist())
     drawing = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature >= GREEDY_BELOW]
@@ -80,16 +89,19 @@ def uniform(seed: int, index: int, position: int) -> float:
     return ((state >> 12) + 0.5) * 2.0**-52
 
 
-def _adjust(logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+def _adjust(logits: Tensor, sequences: Rows[Sequence], masks: Masks) -> Tensor:
     adjusted = logits
     for i, sequence in enumerate(sequences):
         params = sequence.sampling
         banned = sequence.stop_ids if sequence.num_output_tokens < params.min_tokens else ()
-        if not (_has_penalty(params) or params.logit_bias or banned):
+        mask = masks.get(i)
+        if not (_has_penalty(params) or params.logit_bias or banned or mask is not None):
             continue
         if adjusted is logits:
             adjusted = logits.clone()
         row = adjusted[i]
+        if mask is not None:
+            row.masked_fill_(~torch.from_numpy(mask).to(row.device), -math.inf)
         if _has_penalty(params):
             _penalise(row, sequence)
         if params.logit_bias:

@@ -17,6 +17,7 @@ from replicas.config import (
     ResolvedConfig,
     resolve,
 )
+from replicas.constraints import Constraints
 from replicas.errors import ConfigError
 from replicas.hardware import available_cpus, available_memory_bytes
 from replicas.model import LoadedModel, load_model
@@ -75,7 +76,13 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         device=device,
         num_threads=num_threads,
     )
-    runner = TorchRunner(model, backend_class(spec), block_size=resolved.block_size, row_floor=row_floor)
+    runner = TorchRunner(
+        model,
+        backend_class(spec),
+        Constraints.from_folder(files.folder, model.vocab_size, model.eos_token_ids),
+        block_size=resolved.block_size,
+        row_floor=row_floor,
+    )
     results = probe(runner.logit_bytes, resolved, model.vocab_size)
     if numerics == "exact" and len(set(results)) > 1:
         if config.numerics == "exact":

@@ -1,10 +1,10 @@
-
 import pytest
 import torch
 
 from replicas.api import GenerateRequest, SamplingParams
 from replicas.attention.base import KVPoolSpec
 from replicas.attention.numba_cpu import NumbaAttention
+from replicas.constraints import Constraints
 from replicas.model import load_model
 from replicas.model_source import ModelFiles
 from replicas.progress import silent
@@ -28,7 +28,13 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
         device=torch.device("cpu"),
         num_threads=1,
     )
-    return TorchRunner(model, NumbaAttention(spec), block_size=16, row_floor=16)
+    return TorchRunner(
+        model,
+        NumbaAttention(spec),
+        Constraints.from_folder(folder, VOCAB_SIZE, (2,)),
+        block_size=16,
+        row_floor=16,
+    )
 
 
 def sequence(tokens: list[int], blocks: list[int], **sampling: object) -> Sequence:
