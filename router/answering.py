@@ -46,6 +46,11 @@ class Answer:
         return [output for run in self._runs for output in _best(run.outputs, self._n)]
 
     @property
+    def is_complete(self) -> bool:
+        """Every output has finished."""
+        return all(output.finish_reason for run in self._runs for output in run.outputs)
+
+    @property
     def usage(self) -> Usage:
         """Totals so far; a prompt counts once however many outputs it has."""
         prompt = sum(run.num_prompt_tokens for run in self._runs)
@@ -88,7 +93,7 @@ class Answer:
                     run.generation.abort()
                 if emission.text or emission.entries or emission.finish_reason:
                     yield prompt * self._n + delta.index, emission
-        if not all(output.finish_reason for run in self._runs for output in run.outputs):
+        if not self.is_complete:
             raise self._failure(None)
 
     def _failure(self, reason: str | None) -> Exception:

@@ -3,6 +3,7 @@
 Plain ASGI, without middleware: what happens to a request is what `_handle` says, in that order.
 """
 
+import asyncio
 import logging
 import time
 import uuid
@@ -16,18 +17,23 @@ import msgspec
 
 from replicas.api import ModelCard
 from router import sse
+from router.access_log import AccessSink, access_line, nowhere
 from router.answers import ModelEntry, ModelList
-from router.callers import Caller, Identify, anybody
+from router.callers import Caller, Identify, anybody, check_use
 from router.completions import NUM_THREADS, Completions
 from router.errors import ApiError, ClientGoneError, NoReplicaError, internal_error, no_replica
 from router.generation import Backend
 from router.http import Exchange, Receive, Scope, Send
+from router.keys import refuse_key_in_query
+from router.limits import Limits, NoLimits
 from router.stats import Stats
 from router.text import TextCodec
 from router.validation import check_model
 
 _log: Final = logging.getLogger(__name__)
 _MODELS: Final = "/v1/models/"
+_OPEN: Final = ("/health", "/version")
+"""Without a key: for probes. They tell nothing of tenants."""
 
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -39,21 +45,34 @@ def build_app(
     *,
     identify: Identify = anybody,
     stats: Callable[[], Stats] = Stats,
+    limits: Limits | None = None,
+    access: AccessSink = nowhere,
 ) -> App:
-    """Return the OpenAI HTTP application over `backend`; `stats` answers GET /stats."""
-    return _RouterApp(backend, text, identify, stats)
+    """Return the OpenAI HTTP application over `backend`.
+
+    `identify` and `limits` say who may ask for how much, `stats` answers GET /stats, `access` gets a line
+    per request.
+    """
+    return _RouterApp(backend, text, identify, stats, limits or NoLimits(), access)
 
 
 class _RouterApp:
     def __init__(
-        self, backend: Backend, text: TextCodec, identify: Identify, stats: Callable[[], Stats]
+        self,
+        backend: Backend,
+        text: TextCodec,
+        identify: Identify,
+        stats: Callable[[], Stats],
+        limits: Limits,
+        access: AccessSink,
     ) -> None:
         self._backend = backend
         self._stats = stats
         self._identify = identify
+        self._access = access
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
         self._created = int(time.time())
-        completions = Completions(backend=backend, text=text, pool=self._pool)
+        completions = Completions(backend=backend, text=text, pool=self._pool, limits=limits)
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
@@ -65,7 +84,12 @@ class _RouterApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._handle(Exchange(scope, receive, send, own_id=uuid.uuid4().hex))
+            exchange = Exchange(scope, receive, send, own_id=uuid.uuid4().hex)
+            began_at = asyncio.get_running_loop().time()
+            try:
+                await self._handle(exchange)
+            finally:
+                self._log_access(exchange, began_at)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
@@ -75,8 +99,11 @@ class _RouterApp:
     async def _handle(self, exchange: Exchange) -> None:
         try:
             exchange.check_headers()
+            refuse_key_in_query(exchange.query)
             handler = self._route(exchange)
-            caller = self._identify(exchange.headers)
+            caller = Caller() if exchange.path in _OPEN else self._identify(exchange.headers)
+            record = exchange.record
+            record.tenant, record.key_id, record.tier = caller.tenant.name, caller.key_id, caller.tenant.tier
             await handler(exchange, caller)
         except ClientGoneError:
             return
@@ -87,6 +114,24 @@ class _RouterApp:
         except Exception:
             _log.exception("request %s failed", exchange.request_id)
             await _refuse(exchange, internal_error())
+
+    def _log_access(self, exchange: Exchange, began_at: float) -> None:
+        if exchange.path == "/health" and exchange.status == 200:
+            return  # probes come every second
+        is_known = exchange.path in self._routes
+        self._access(
+            access_line(
+                exchange.record,
+                at=time.time(),
+                request_id=exchange.request_id,
+                method=exchange.method,
+                route=exchange.path if is_known else _MODELS if exchange.path.startswith(_MODELS) else "",
+                status=exchange.status,
+                client_gone=exchange.client_gone,
+                first_byte_s=None if exchange.responded_at is None else exchange.responded_at - began_at,
+                duration_s=asyncio.get_running_loop().time() - began_at,
+            )
+        )
 
     def _route(self, exchange: Exchange) -> Handler:
         methods = self._routes.get(exchange.path)
@@ -100,12 +145,15 @@ class _RouterApp:
             raise ApiError(405, f"the method must be {allow}", code="method_not_allowed", allow=allow)
         return methods[method]
 
-    async def _list_models(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
-        await exchange.respond(200, msgspec.json.encode(ModelList(data=[self._entry(self._card())])))
+    async def _list_models(self, exchange: Exchange, caller: Caller) -> None:
+        card = self._card()
+        usable = [self._entry(card)] if caller.may_use(card.name) else []
+        await exchange.respond(200, msgspec.json.encode(ModelList(data=usable)))
 
-    async def _show_model(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+    async def _show_model(self, exchange: Exchange, caller: Caller) -> None:
         card = self._card()
         check_model(unquote(exchange.path.removeprefix(_MODELS)), card)
+        check_use(caller, card.name)
         await exchange.respond(200, msgspec.json.encode(self._entry(card)))
 
     async def _health(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
@@ -147,6 +195,7 @@ def _installed_version() -> str:
 
 async def _refuse(exchange: Exchange, error: ApiError) -> None:
     """Answer with the error in the form that is still possible."""
+    exchange.record.code = error.code
     try:
         if exchange.client_gone:
             return

@@ -32,6 +32,12 @@ Identify = Callable[[Mapping[bytes, bytes]], Caller]
 """Request headers (lower-case names) -> caller. Raises ApiError 401, 403 or 503."""
 
 
+def check_use(caller: Caller, model: str) -> None:
+    """Raise ApiError 403 unless the caller may use the served model of this name."""
+    if not caller.may_use(model):
+        raise ApiError(403, "this key has no access to this model", param="model", code="model_not_found")
+
+
 def anybody(headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG001 - an Identify
     """Accept every request."""
     return Caller()

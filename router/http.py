@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
+from router.access_log import AccessRecord
 from router.errors import ApiError, ClientGoneError
 
 Scope = MutableMapping[str, Any]
@@ -30,6 +31,14 @@ class Exchange:
         self.headers: Final[dict[bytes, bytes]] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id: Final = given if _SANE_REQUEST_ID.match(given) else own_id
+        self.query: Final[bytes] = scope.get("query_string", b"")
+        self.record = AccessRecord()
+        self.extra_headers: list[Header] = []
+        """Sent with whatever answer it will be."""
+        self.status: int | None = None
+        self.responded_at: float | None = None
+        """When the status line went out, on the event loop's clock."""
+        self._num_keys = sum(name == b"authorization" for name, _ in scope["headers"])
         self.started = False
         """The status line is out: it can no longer be changed."""
         self.client_gone = False
@@ -42,6 +51,8 @@ class Exchange:
         for name in FORBIDDEN_HEADERS:
             if name in self.headers:
                 raise ApiError(400, f"the header {name.decode()} is not allowed", code="invalid_header")
+        if self._num_keys > 1:  # whoever is in front of us may have checked the other one
+            raise ApiError(400, "the header Authorization is given twice", code="invalid_header")
 
     async def read_json(self) -> bytes:
         """Return the body. Raises ApiError 400 or 413, ClientGoneError."""
@@ -94,6 +105,8 @@ class Exchange:
     async def refuse(self, error: ApiError) -> None:
         """Send an error object as a whole response."""
         headers = list(JSON_HEADERS)
+        if error.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         if error.retry_after_s is not None:
             headers.append((b"retry-after", str(error.retry_after_s).encode()))
         if error.allow is not None:
@@ -112,7 +125,10 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[Header]) -> None:
         self.started = True
+        self.status = status
+        self.responded_at = asyncio.get_running_loop().time()
         headers.append((b"x-request-id", self.request_id.encode()))
+        headers += self.extra_headers
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:

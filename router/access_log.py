@@ -1,0 +1,154 @@
+"""The access log: one JSON line per request. Who, what, how long, how it ended; never a prompt or a key."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Final, Literal
+
+import msgspec
+
+QUEUE_LINES: Final = 10_000
+_log: Final = logging.getLogger(__name__)
+
+Outcome = Literal["ok", "refused", "failed", "client_gone"]
+
+
+@dataclass(slots=True, kw_only=True)
+class AccessRecord:
+    """What is found out about a request while it is handled."""
+
+    tenant: str = ""
+    key_id: str = ""
+    tier: str = ""
+    model: str = ""
+    """The served one; an unknown name is the client's text and stays out."""
+    stream: bool = False
+    level: int | None = None
+    """The priority it ran with: its tier's, or a later one that it asked for."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    code: str | None = None
+    """Of the error object, if it ended in one."""
+    failed: bool = False
+    """It ended in an error after the status line."""
+
+
+class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the log."""
+
+    at: float
+    """When the answer ended, seconds since 1970."""
+    request_id: str
+    method: str
+    route: str
+    """One of the server's own paths; empty for a URL that is none."""
+    status: int | None
+    """None when the client left before the status line."""
+    outcome: Outcome
+    code: str | None
+    tenant: str
+    key_id: str
+    tier: str
+    level: int | None
+    model: str
+    stream: bool
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_byte_ms: float | None
+    """From the last byte of the header to the status line: the time to the first token of a stream."""
+    duration_ms: float
+
+
+def access_line(
+    record: AccessRecord,
+    *,
+    at: float,
+    request_id: str,
+    method: str,
+    route: str,
+    status: int | None,
+    client_gone: bool,
+    first_byte_s: float | None,
+    duration_s: float,
+) -> AccessLine:
+    """Combine what the handler found out with what the exchange saw."""
+    return AccessLine(
+        at=round(at, 3),
+        request_id=request_id,
+        method=method,
+        route=route,
+        status=status,
+        outcome=_outcome(record, status, client_gone),
+        code=record.code,
+        tenant=record.tenant,
+        key_id=record.key_id,
+        tier=record.tier,
+        level=record.level,
+        model=record.model,
+        stream=record.stream,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        completion_tokens=record.completion_tokens,
+        first_byte_ms=None if first_byte_s is None else round(first_byte_s * 1000, 1),
+        duration_ms=round(duration_s * 1000, 1),
+    )
+
+
+def _outcome(record: AccessRecord, status: int | None, client_gone: bool) -> Outcome:
+    if client_gone:
+        return "client_gone"
+    if record.failed or status is None or status == 500:
+        return "failed"
+    return "ok" if status < 400 else "refused"
+
+
+AccessSink = Callable[[AccessLine], None]
+
+
+def nowhere(line: AccessLine) -> None:
+    """Keep no access log."""
+
+
+class AccessWriter:
+    """An AccessSink that writes to a file or pipe from a thread: a full disk or a stuck reader of stdout
+    holds up no request. Lines that find the queue full are dropped and counted."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lines: queue.Queue[AccessLine | None] = queue.Queue(QUEUE_LINES)
+        self._num_dropped = 0
+        self._thread = threading.Thread(target=self._write, name="access-log", daemon=True)
+        self._thread.start()
+
+    def __call__(self, line: AccessLine) -> None:
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            if self._num_dropped == 0:
+                _log.warning("the access log is written too slowly; lines are being dropped")
+            self._num_dropped += 1
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_dropped
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        self._lines.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        encoder = msgspec.json.Encoder()
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(encoder.encode(line) + b"\n")
+                if self._lines.empty():
+                    self._stream.flush()
+            except OSError as error:
+                self._num_dropped += 1
+                _log.warning("the access log cannot be written: %s", error)
+        self._stream.flush()
