@@ -23,7 +23,7 @@ The rules that keep two parties in step over an unreliable carrier (ARCHITECTURE
 """
 
 import enum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -39,6 +39,17 @@ MAX_UNACKED_S: Final = 10.0
 """The epoch of a router that acknowledges nothing for this long, with deltas outstanding, is ended."""
 MAX_FRAME_BYTES: Final = 90_000
 """Frames stay below Ray's limit for inline results (100 KB); larger steps are split over frames."""
+
+
+GRAMMAR_LIMITS: Final[dict[str, Any]] = {
+    "initial_lexer_fuel": 500_000,  # 10 ms
+    "step_lexer_fuel": 100_000,  # 7 ms
+    "step_max_items": 50_000,  # 2.5 ms
+    "max_lexer_states": 10_000,  # about 2 kB each
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""Of llguidance's parser, the same where a grammar is checked and where it is followed."""
 
 
 class FinishReason(enum.StrEnum):

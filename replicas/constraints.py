@@ -20,19 +20,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
+from replicas.api import GRAMMAR_LIMITS
 from replicas.sequence import Sequence
 
 MAX_CACHED_GRAMMARS: Final = 64
-MAX_LEXER_STATES: Final = 10_000
-"""About 2 kB each: the cache holds at most some 1.3 GB, however its grammars are made."""
-_LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=500_000,  # 10 ms
-    step_lexer_fuel=100_000,  # 7 ms
-    step_max_items=50_000,  # 2.5 ms
-    max_lexer_states=MAX_LEXER_STATES,
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
+"""With the limit on the states of each it holds at most some 1.3 GB, however its grammars are made."""
+_LIMITS: Final = LLParserLimits(**GRAMMAR_LIMITS)
 
 
 class ConstraintError(Exception):

@@ -15,7 +15,7 @@ from router.errors import unsupported
 
 T = TypeVar("T")
 
-_ABSENT: Final = Raw()
+ABSENT: Final = Raw()
 _MAX_NEUTRAL_BYTES: Final = 64
 """No neutral value is longer; what is longer need not be looked at."""
 # Nothing that could fit into a context is longer; what is longer is refused before it costs anything.
@@ -24,6 +24,7 @@ _Prompt = Annotated[list[T], Meta(max_length=1 << 20)]
 _Stops = Annotated[list[str], Meta(max_length=16)]
 _StopIds = Annotated[list[int], Meta(max_length=1024)]
 _Biases = Annotated[dict[str, float], Meta(max_length=4096)]
+_Choices = Annotated[list[str], Meta(max_length=1024)]
 _Metadata = Annotated[dict[str, str], Meta(max_length=16)]
 
 
@@ -34,7 +35,34 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One more chunk before [DONE] carries the usage; all others carry `usage: null`."""
     continuous_usage_stats: bool | None = None
     """Every chunk carries the usage so far; needs include_usage."""
-    include_obfuscation: Raw = _ABSENT
+    include_obfuscation: Raw = ABSENT
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `response_format` of type json_schema asks for."""
+
+    name: str
+    schema: Raw = ABSENT
+    description: str | None = None
+    strict: bool | None = None
+    """The schema is always followed strictly."""
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The form of the answer."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's way to say the form of the answer; the `guided_` fields are its older names."""
+
+    json: Raw = ABSENT
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +90,12 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float | None = None
     logit_bias: _Biases | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = ABSENT
+    guided_regex: str | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: str | None = None
 
     # Labels for the client's own books: they change nothing about the answer.
     user: str | None = None
@@ -69,8 +103,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_cache_key: str | None = None
     metadata: _Metadata | None = None
 
-    store: Raw = _ABSENT
-    service_tier: Raw = _ABSENT
+    store: Raw = ABSENT
+    service_tier: Raw = ABSENT
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -78,10 +112,10 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     type: str
     text: str | None = None
-    image_url: Raw = _ABSENT
-    input_audio: Raw = _ABSENT
-    file: Raw = _ABSENT
-    refusal: Raw = _ABSENT
+    image_url: Raw = ABSENT
+    input_audio: Raw = ABSENT
+    file: Raw = ABSENT
+    refusal: Raw = ABSENT
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -92,11 +126,11 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str | None = None
     tool_call_id: str | None = None
 
-    tool_calls: Raw = _ABSENT
-    function_call: Raw = _ABSENT
-    refusal: Raw = _ABSENT
-    audio: Raw = _ABSENT
-    annotations: Raw = _ABSENT
+    tool_calls: Raw = ABSENT
+    function_call: Raw = ABSENT
+    refusal: Raw = ABSENT
+    audio: Raw = ABSENT
+    annotations: Raw = ABSENT
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -112,18 +146,17 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
 
-    tools: Raw = _ABSENT
-    tool_choice: Raw = _ABSENT
-    parallel_tool_calls: Raw = _ABSENT
-    functions: Raw = _ABSENT
-    function_call: Raw = _ABSENT
-    response_format: Raw = _ABSENT
-    modalities: Raw = _ABSENT
-    audio: Raw = _ABSENT
-    prediction: Raw = _ABSENT
-    reasoning_effort: Raw = _ABSENT
-    verbosity: Raw = _ABSENT
-    web_search_options: Raw = _ABSENT
+    tools: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    parallel_tool_calls: Raw = ABSENT
+    functions: Raw = ABSENT
+    function_call: Raw = ABSENT
+    modalities: Raw = ABSENT
+    audio: Raw = ABSENT
+    prediction: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    verbosity: Raw = ABSENT
+    web_search_options: Raw = ABSENT
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -136,7 +169,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     echo: bool | None = None
     """The answer begins with the prompt."""
 
-    suffix: Raw = _ABSENT
+    suffix: Raw = ABSENT
 
 
 NEUTRAL_ANYWHERE: Final[Mapping[str, tuple[object, ...]]] = {
@@ -149,7 +182,6 @@ NEUTRAL_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
     "parallel_tool_calls": (),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -185,7 +217,7 @@ def refuse_unserved(
     """Raise ApiError 400 for the first field of `neutral` whose value asks for something."""
     for field, harmless in neutral.items():
         raw: Raw = getattr(struct, field)
-        if raw is not _ABSENT and not _is_neutral(bytes(raw), harmless):
+        if raw is not ABSENT and not _is_neutral(bytes(raw), harmless):
             raise unsupported(prefix + field)
 
 

@@ -53,7 +53,12 @@ def _ranks(body: ChatBody | CompletionBody) -> bool:
 
 
 def sampling_params(
-    body: ChatBody | CompletionBody, *, max_tokens: int, seed: int, special_ids: dict[str, int]
+    body: ChatBody | CompletionBody,
+    *,
+    max_tokens: int,
+    seed: int,
+    special_ids: dict[str, int],
+    grammar: str = "",
 ) -> SamplingParams:
     """Translate a body that passed validation. `seed` is used when the body has none.
 
@@ -79,6 +84,7 @@ def sampling_params(
         seed=(seed if body.seed is None else body.seed) % _SEED_SPACE,
         stop_token_ids=tuple(stop_ids),
         ignore_eos=bool(body.ignore_eos),
+        grammar=grammar,
         logprobs=0 if logprobs is None and _ranks(body) else logprobs,
         prompt_logprobs=logprobs if echoes else None,
     )

@@ -106,7 +106,6 @@ def test_good_values_pass(fields: dict[str, Any]) -> None:
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
         ("reasoning_effort", "low"),
         ("modalities", ["text", "audio"]),
         ("store", True),
