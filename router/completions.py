@@ -10,8 +10,9 @@ from secrets import randbits
 from typing import Final, TypeVar
 
 from replicas.api import ModelCard
+from router.access_log import AccessRecord
 from router.answering import Answer, PromptRun, write_stream, write_whole
-from router.callers import Caller
+from router.callers import Caller, check_use
 from router.chat_template import ChatTemplateError
 from router.echo import EchoedPrompt
 from router.errors import ApiError, NoReplicaError, bad_value, context_exceeded, unsupported
@@ -20,6 +21,7 @@ from router.generation import Backend
 from router.grammar import output_grammar
 from router.http import Exchange
 from router.json_body import decode_body
+from router.limits import Limits, Reservation
 from router.output import OutputText
 from router.protocol import CHAT_DECODER, COMPLETION_DECODER, ChatBody, CompletionBody
 from router.sampling import max_tokens_for, num_logprobs, output_options, sampling_params
@@ -67,6 +69,7 @@ class Completions:
     backend: Backend
     text: TextCodec
     pool: ThreadPoolExecutor
+    limits: Limits
     draw_seed: Callable[[], int] = _draw_seed
     now: Callable[[], float] = time.time
 
@@ -74,7 +77,7 @@ class Completions:
         """Answer a chat request. Raises ApiError, NoReplicaError, ClientGoneError."""
         data = await exchange.read_json()
         body = await self._offload(len(data), lambda: decode_body(data, CHAT_DECODER))
-        card = self._card(body.model)
+        card = self._card(body.model, caller)
         check_chat(body, card)
         if self.text.template is None:
             raise unsupported(
@@ -91,7 +94,7 @@ class Completions:
         """Answer a text completion request. Raises ApiError, NoReplicaError, ClientGoneError."""
         data = await exchange.read_json()
         body = await self._offload(len(data), lambda: decode_body(data, COMPLETION_DECODER))
-        card = self._card(body.model)
+        card = self._card(body.model, caller)
         check_completion(body, card)
         grammar = await self._offload(len(data), lambda: output_grammar(body))
         prompts = await self._offload(len(data), lambda: self._prompts(body, card))
@@ -99,11 +102,12 @@ class Completions:
         asked = _Asked(body=body, card=card, prompts=prompts, param="prompt", echoes=echoes, grammar=grammar)
         await self._answer(exchange, caller, asked)
 
-    def _card(self, model: str | None) -> ModelCard:
+    def _card(self, model: str | None, caller: Caller) -> ModelCard:
         card = self.backend.card
         if card is None:
             raise NoReplicaError
         check_model(model, card)
+        check_use(caller, card.name)
         return card
 
     async def _offload(self, num_bytes: int, work: Callable[[], T]) -> T:
@@ -150,28 +154,53 @@ class Completions:
         return [EchoedPrompt.of(ids, self.text.pieces, skip_special_tokens=skip) for ids in prompts]
 
     async def _answer(self, exchange: Exchange, caller: Caller, asked: _Asked) -> None:
-        answer = self._start(exchange, caller, asked)
+        max_tokens = [max_tokens_for(asked.body, len(i), asked.card, asked.param) for i in asked.prompts]
+        reservation = await self._reserve(exchange, caller, asked, max_tokens)
+        try:
+            answer = self._start(exchange, caller, asked, max_tokens)
+            try:
+                exchange.watch(answer.abandon)
+                await self._write(exchange, answer, asked)
+            finally:
+                exchange.close()
+                # After a complete answer this changes nothing; after anything else it frees the replica.
+                answer.abandon()
+                _record_usage(exchange.record, answer)
+        except (ApiError, NoReplicaError):
+            reservation.cancel()  # nothing of it has been sent
+            raise
+        finally:
+            record = exchange.record
+            reservation.settle(record.prompt_tokens + record.completion_tokens)
+
+    async def _reserve(
+        self, exchange: Exchange, caller: Caller, asked: _Asked, max_tokens: list[int]
+    ) -> Reservation:
+        """Reserve what the request may use at most. Raises ApiError 400, 429, 503."""
+        body, record = asked.body, exchange.record
+        record.model, record.stream = asked.card.name, bool(body.stream)
+        record.level = max(caller.tier, body.priority or 0)
+        most = sum(map(len, asked.prompts)) + num_outputs(body) * sum(max_tokens)
+        try:
+            return await self.limits.reserve(caller.tenant, most)
+        finally:
+            exchange.extra_headers += self.limits.headers(caller.tenant)
+
+    async def _write(self, exchange: Exchange, answer: Answer, asked: _Asked) -> None:
         options = asked.body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         form = self._format(asked, wants_usage=wants_usage)
-        try:
-            exchange.watch(answer.abandon)
-            if asked.body.stream:
-                always = options is not None and bool(options.continuous_usage_stats)
-                await write_stream(exchange, answer, form, usage_at_end=wants_usage, usage_always=always)
-            else:
-                await write_whole(exchange, answer, form)
-        finally:
-            exchange.close()
-            # After a complete answer this changes nothing; after anything else it frees the replica.
-            answer.abandon()
+        if asked.body.stream:
+            always = options is not None and bool(options.continuous_usage_stats)
+            await write_stream(exchange, answer, form, usage_at_end=wants_usage, usage_always=always)
+        else:
+            await write_whole(exchange, answer, form)
 
-    def _start(self, exchange: Exchange, caller: Caller, asked: _Asked) -> Answer:
+    def _start(self, exchange: Exchange, caller: Caller, asked: _Asked, max_tokens: list[int]) -> Answer:
         """Start every prompt, or none. Raises ApiError, NoReplicaError."""
         body = asked.body
         pieces = self.text.pieces
         n, num_generated = body.n or 1, num_outputs(body)
-        max_tokens = [max_tokens_for(body, len(ids), asked.card, asked.param) for ids in asked.prompts]
         runs: list[PromptRun] = []
         try:
             for ids, echo, most in zip(asked.prompts, asked.echoes, max_tokens, strict=True):
@@ -208,6 +237,13 @@ class Completions:
             wants_usage=wants_usage,
         )
         return (ChatFormat if is_chat else CompletionFormat)(head, self.text.pieces)
+
+
+def _record_usage(record: AccessRecord, answer: Answer) -> None:
+    usage = answer.usage
+    record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+    record.failed = not answer.is_complete
 
 
 def _as_rows(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
