@@ -132,6 +132,8 @@ async def _write_events(exchange: Exchange, answer: Answer, form: AnswerFormat, 
         async for index, emission in emissions:
             usage = answer.usage if usage_always else None
             data = form.event(index, emission, usage)
+            if not data:
+                continue  # what might be a call, or the beginning of one
             if index not in opened:
                 opened.add(index)
                 data = form.opening(index, usage) + data

@@ -58,6 +58,7 @@ class ChatTemplate:
         self._clock = clock
         self.knows_developer: Final = "developer" in source
         """Templates that do not know this role get `system`, which it replaced."""
+        self.knows_tools: Final = "tools" in source
 
     def render(
         self,
@@ -66,6 +67,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return the prompt, by default ready for the assistant's turn. Raises ChatTemplateError.
 
@@ -73,6 +75,7 @@ class ChatTemplate:
         """
         if taken := sorted(_OWN_VARIABLES & variables.keys()):
             raise ChatTemplateError(f"the chat template's variable {taken[0]} cannot be set")
+        variables = {**variables, "tools": tools}
         if not continue_final_message:
             return self._render(messages, add_generation_prompt, variables)
         *before, last = messages
@@ -99,7 +102,6 @@ class ChatTemplate:
         try:
             for part in self._template.generate(
                 {
-                    "tools": None,
                     "documents": None,
                     **self._variables,
                     **variables,

@@ -26,6 +26,7 @@ from router.output import OutputText
 from router.protocol import CHAT_DECODER, COMPLETION_DECODER, ChatBody, CompletionBody
 from router.sampling import max_tokens_for, num_logprobs, output_options, sampling_params
 from router.text import TextCodec, TooManyTokensError
+from router.tools import ToolUse, tool_grammar, tool_use
 from router.validation import (
     MAX_CHOICES,
     check_chat,
@@ -60,6 +61,7 @@ class _Asked:
     """Per prompt."""
     grammar: str
     """What the output must match; "" = anything."""
+    tools: ToolUse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +85,17 @@ class Completions:
             raise unsupported(
                 "messages", "needs a chat template and this model has none; use /v1/completions"
             )
-        grammar = await self._offload(len(data), lambda: output_grammar(body))
-        prompt = await self._offload(len(data), lambda: self._chat_prompt(body, card))
+        tools = tool_use(body, self.text.tool_format)
+        grammar = await self._offload(len(data), lambda: self._chat_grammar(body, tools))
+        prompt = await self._offload(len(data), lambda: self._chat_prompt(body, card, tools))
         asked = _Asked(
-            body=body, card=card, prompts=[prompt], param="messages", echoes=[None], grammar=grammar
+            body=body,
+            card=card,
+            prompts=[prompt],
+            param="messages",
+            echoes=[None],
+            grammar=grammar,
+            tools=tools,
         )
         await self._answer(exchange, caller, asked)
 
@@ -116,9 +125,19 @@ class Completions:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
-    def _chat_prompt(self, body: ChatBody, card: ModelCard) -> list[int]:
+    def _chat_grammar(self, body: ChatBody, tools: ToolUse | None) -> str:
+        grammar = output_grammar(body)
+        if tools is None:
+            return grammar
+        if grammar:
+            raise bad_value(
+                "tools", "tools cannot be combined with a form of the answer, unless tool_choice is none"
+            )
+        return tool_grammar(body, tools, self.text.pieces.special_ids)
+
+    def _chat_prompt(self, body: ChatBody, card: ModelCard, tools: ToolUse | None) -> list[int]:
         try:
-            ids = self.text.encode_chat(body, card.max_model_len)
+            ids = self.text.encode_chat(body, card.max_model_len, with_tools=tools is not None)
         except ChatTemplateError as error:
             raise bad_value("messages", str(error)) from None
         except TooManyTokensError as error:
@@ -218,7 +237,7 @@ class Completions:
                     cache_salt=caller.cache_salt,
                     trace_id=exchange.request_id,
                 )
-                options = output_options(body, pieces.special_ids, echo, most)
+                options = output_options(body, pieces.special_ids, echo, most, asked.tools)
                 outputs = [OutputText(pieces, options) for _ in range(num_generated)]
                 runs.append(PromptRun(generation, len(ids), tuple(outputs)))
         except BaseException:
@@ -235,6 +254,7 @@ class Completions:
             fingerprint=asked.card.fingerprint,
             wants_logprobs=num_logprobs(asked.body) is not None,
             wants_usage=wants_usage,
+            tools=asked.tools,
         )
         return (ChatFormat if is_chat else CompletionFormat)(head, self.text.pieces)
 

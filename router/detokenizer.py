@@ -44,13 +44,22 @@ class TokenPieces:
         self._visible = list(raw)
         for token_id in self.special_ids.values():
             self._visible[token_id] = b""
+        self._tables: dict[int, list[bytes]] = {}  # one entry: a model has one token that opens calls
         self.begins_with_space: Final = isinstance(to_bytes, _SentencePieces)
         """Encoding puts a space before a text, which decoding takes away."""
         self.max_piece_bytes: Final = max(map(len, raw), default=1)
 
-    def table(self, *, skip_special_tokens: bool = True) -> list[bytes]:
+    def table(self, *, skip_special_tokens: bool = True, shown_special_id: int | None = None) -> list[bytes]:
         """Return per token id its bytes in an answer. Not to be changed."""
-        return self._visible if skip_special_tokens else self._raw
+        if not skip_special_tokens:
+            return self._raw
+        if shown_special_id is None:
+            return self._visible
+        table = self._tables.get(shown_special_id)
+        if table is None:
+            table = self._tables[shown_special_id] = list(self._visible)
+            table[shown_special_id] = self._raw[shown_special_id]
+        return table
 
     def raw(self, token_id: int) -> bytes:
         """Return a token's bytes, special tokens included; b"" for padding beyond the vocabulary."""

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from replicas.api import TokenLogprobs
+from replicas.api import FinishReason, TokenLogprobs
 from router import sse
 from router.answers import (
     AssistantMessage,
@@ -26,6 +26,9 @@ from router.answers import (
 )
 from router.detokenizer import TokenPieces
 from router.output import Emission, OutputText, TokenEntry
+from router.tool_answers import delta_of, whole_message
+from router.tool_calls import ToolCallParser
+from router.tools import ToolUse
 
 _LEAST_LOGPROB: Final = -9999.0
 """OpenAI's word for a probability of zero; JSON has no infinity."""
@@ -41,6 +44,8 @@ class AnswerHead:
     model: str
     fingerprint: str
     wants_logprobs: bool
+    tools: ToolUse | None = None
+    """What the answer may call."""
     wants_usage: bool
     """In a stream: `usage: null` on every chunk, and a last one with the totals."""
 
@@ -72,22 +77,30 @@ class ChatFormat:
         self._head = head
         self._pieces = pieces
         self._no_usage: UnsetType | None = None if head.wants_usage else UNSET
+        self._parsers: dict[int, ToolCallParser] = {}  # by choice, for streams
 
     def opening(self, index: int, usage: Usage | None = None) -> bytes:
         return self._chunk([ChatChunkChoice(index=index, delta=Delta(role="assistant", content=""))], usage)
 
     def event(self, index: int, emission: Emission, usage: Usage | None = None) -> bytes:
-        return self._chunk(
-            [
-                ChatChunkChoice(
-                    index=index,
-                    delta=Delta(content=emission.text or None),
-                    logprobs=self._logprobs(emission.entries) if emission.entries else None,
-                    finish_reason=emission.finish_reason,
-                )
-            ],
-            usage,
-        )
+        logprobs = self._logprobs(emission.entries) if emission.entries else None
+        if self._head.tools is None:
+            deltas = [Delta(content=emission.text or None)]
+            finish_reason: str | None = emission.finish_reason
+        else:
+            deltas, finish_reason = self._tool_deltas(self._head.tools, index, emission)
+            if not deltas and (logprobs or finish_reason):
+                deltas = [Delta()]
+        events = []
+        for number, delta in enumerate(deltas, 1):
+            choice = ChatChunkChoice(
+                index=index,
+                delta=delta,
+                logprobs=logprobs if number == 1 else None,
+                finish_reason=finish_reason if number == len(deltas) else None,
+            )
+            events.append(self._chunk([choice], usage))
+        return b"".join(events)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._chunk([], usage)
@@ -96,12 +109,16 @@ class ChatFormat:
         choices = []
         for index, output in enumerate(outputs):
             assert output.finish_reason is not None
+            message, finish_reason = AssistantMessage(output.text), str(output.finish_reason)
+            if self._head.tools is not None:
+                message = whole_message(self._head.tools, output.text)
+                finish_reason = _reason(self._head.tools, output.finish_reason, bool(message.tool_calls))
             choices.append(
                 ChatChoice(
                     index=index,
-                    message=AssistantMessage(output.text),
+                    message=message,
                     logprobs=self._logprobs(output.entries) if self._head.wants_logprobs else None,
-                    finish_reason=output.finish_reason,
+                    finish_reason=finish_reason,
                 )
             )
         head = self._head
@@ -114,6 +131,19 @@ class ChatFormat:
                 usage=usage,
                 system_fingerprint=head.fingerprint,
             )
+        )
+
+    def _tool_deltas(self, tools: ToolUse, index: int, emission: Emission) -> tuple[list[Delta], str | None]:
+        """Return what is certain of text and calls by now, and the finish reason."""
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = tools.parser()
+        parts = parser.feed(emission.text)
+        if emission.finish_reason is None:
+            return [delta_of(part) for part in parts], None
+        parts += parser.flush()
+        return [delta_of(part) for part in parts], _reason(
+            tools, emission.finish_reason, parser.num_calls > 0
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
@@ -145,6 +175,10 @@ class ChatFormat:
     def _alternative(self, token_id: int, logprob: float) -> TopChatLogprob:
         raw = self._pieces.raw(token_id)
         return TopChatLogprob(_token_text(raw), _finite(logprob), list(raw))
+
+
+def _reason(tools: ToolUse, reason: FinishReason, has_calls: bool) -> str:
+    return "tool_calls" if has_calls and reason is FinishReason.STOP and not tools.named else str(reason)
 
 
 class CompletionFormat:

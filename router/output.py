@@ -39,6 +39,8 @@ class OutputOptions:
     includes_stop: bool = False
     """What ended the output is part of its text."""
     skip_special_tokens: bool = True
+    shown_special_id: int | None = None
+    """A special token whose text is shown all the same: the one that opens tool calls."""
     echo: EchoedPrompt | None = None
     reports_prompt: bool = False
     """The echoed tokens come with their logprobs."""
@@ -89,7 +91,9 @@ class OutputText:
         self._pieces = pieces
         self._options = options
         self._detokenizer = Detokenizer(
-            pieces.table(skip_special_tokens=options.skip_special_tokens),
+            pieces.table(
+                skip_special_tokens=options.skip_special_tokens, shown_special_id=options.shown_special_id
+            ),
             b"" if echo is None else echo.pending,
         )
         self._matcher = StopMatcher(options.stops) if options.stops else None

@@ -118,6 +118,50 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     refusal: Raw = ABSENT
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an assistant called."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call in an assistant's message."""
+
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments; None = any object."""
+    strict: bool | None = None
+    """Calls follow the schema also where none is demanded."""
+
+
+class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool; only functions are served."""
+
+    type: str
+    function: FunctionDefinition
+
+
+class ChosenFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one function that the answer must call."""
+
+    type: str
+    function: ChosenFunction
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One turn of a conversation."""
 
@@ -125,8 +169,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     content: str | _Messages[ContentPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[CalledTool] | None = None
 
-    tool_calls: Raw = ABSENT
     function_call: Raw = ABSENT
     refusal: Raw = ABSENT
     audio: Raw = ABSENT
@@ -145,10 +189,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     """The prompt ends within the last message, and the answer continues it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template."""
+    tools: list[ToolDefinition] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
-    tools: Raw = ABSENT
-    tool_choice: Raw = ABSENT
-    parallel_tool_calls: Raw = ABSENT
     functions: Raw = ABSENT
     function_call: Raw = ABSENT
     modalities: Raw = ABSENT
@@ -177,9 +221,6 @@ NEUTRAL_ANYWHERE: Final[Mapping[str, tuple[object, ...]]] = {
     "service_tier": ("auto", "default"),
 }
 NEUTRAL_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -193,7 +234,6 @@ NEUTRAL_COMPLETION: Final[Mapping[str, tuple[object, ...]]] = {
     "suffix": (),
 }
 NEUTRAL_MESSAGE: Final[Mapping[str, tuple[object, ...]]] = {
-    "tool_calls": ([],),
     "function_call": (),
     "refusal": (),
     "audio": (),

@@ -7,6 +7,7 @@ from router.echo import EchoedPrompt
 from router.errors import context_exceeded
 from router.output import OutputOptions
 from router.protocol import ChatBody, CompletionBody
+from router.tools import ToolUse
 from router.validation import num_outputs, stop_strings
 
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -91,7 +92,11 @@ def sampling_params(
 
 
 def output_options(
-    body: ChatBody | CompletionBody, special_ids: dict[str, int], echo: EchoedPrompt | None, max_tokens: int
+    body: ChatBody | CompletionBody,
+    special_ids: dict[str, int],
+    echo: EchoedPrompt | None,
+    max_tokens: int,
+    tools: ToolUse | None = None,
 ) -> OutputOptions:
     """Translate what a body that passed validation says about the text of its outputs."""
     stops = stop_strings(body)
@@ -101,6 +106,7 @@ def output_options(
         min_tokens=body.min_tokens or 0,
         includes_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
+        shown_special_id=None if tools is None else special_ids.get(tools.form.opening),
         echo=echo,
         reports_prompt=echo is not None and num_logprobs(body) is not None,
         echo_only=max_tokens == 0,

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from router.chat_template import ChatTemplate
 from router.detokenizer import TokenizerError, TokenPieces
-from router.protocol import ChatBody, ChatMessage
+from router.protocol import CalledTool, ChatBody, ChatMessage
+from router.tool_formats import HERMES, ToolFormat, describe, format_of_template
 
 _SPECIAL_TOKEN_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
 
@@ -37,6 +39,8 @@ class TextCodec:
     template: ChatTemplate | None
     """None: the model was not made for chat."""
     bos_token: str | None
+    tool_format: ToolFormat
+    """How the model writes tool calls."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TextCodec":
@@ -59,6 +63,7 @@ class TextCodec:
             pieces=TokenPieces(tokenizer.get_vocab(with_added_tokens=False), document),
             template=None if source is None else ChatTemplate(source, specials),
             bos_token=specials.get("bos_token"),
+            tool_format=format_of_template(source or ""),
         )
 
     def encode_prompts(
@@ -79,15 +84,24 @@ class TextCodec:
                 del ids[0]
         return encoded
 
-    def encode_chat(self, body: ChatBody, max_model_len: int) -> list[int]:
+    def encode_chat(self, body: ChatBody, max_model_len: int, *, with_tools: bool = False) -> list[int]:
         """Render and tokenise a conversation; the template writes its own BOS unless the body says else.
+
+        `with_tools`: the model is told of the body's tools.
 
         Raises ChatTemplateError, TooManyTokensError. The codec must have a template.
         """
         assert self.template is not None
         messages = [_template_message(message, self.template) for message in body.messages]
+        tools = [msgspec.to_builtins(tool) for tool in body.tools or ()] if with_tools else None
+        for tool in tools or ():
+            # As the client wrote it: templates print a tool whole, and models know no null.
+            tool["function"] = {key: value for key, value in tool["function"].items() if value is not None}
+        if tools and not self.template.knows_tools:
+            messages = _with_system(messages, describe(tools))
         text = self.template.render(
             messages,
+            tools=tools,
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),
             variables=body.chat_template_kwargs or {},
@@ -113,12 +127,46 @@ def _template_message(message: ChatMessage, template: ChatTemplate) -> dict[str,
     role = message.role
     if role == "developer" and not template.knows_developer:
         role = "system"
-    rendered = {"role": role, "content": content}
+    if not template.knows_tools:
+        return _plain_message(message, role, content)
+    rendered: dict[str, Any] = {"role": role, "content": content}
+    if message.tool_calls:
+        rendered["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     if message.name is not None:
         rendered["name"] = message.name
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
     return rendered
+
+
+def _template_call(call: CalledTool) -> dict[str, Any]:
+    arguments = msgspec.json.decode(call.function.arguments)
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _plain_message(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
+    """Write calls and their results as text, for templates that know neither."""
+    for call in message.tool_calls or ():
+        body = HERMES.call(call.function.name, call.function.arguments)
+        content += f"{chr(10) if content else ''}{HERMES.opening}\n{body}\n{HERMES.closing}"
+    if role == "tool":
+        role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+    rendered = {"role": role, "content": content}
+    if message.name is not None:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Append `text` to the leading system message, or make it one."""
+    if messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

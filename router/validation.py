@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import msgspec
+
 from replicas.api import ModelCard
 from router.errors import ApiError, bad_value, unsupported
 from router.protocol import (
@@ -157,11 +159,13 @@ def _check_message(message: ChatMessage, param: str) -> None:
     if message.role not in ROLES:
         raise bad_value(f"{param}.role", f"{param}.role must be one of {', '.join(ROLES)}")
     refuse_unserved(message, NEUTRAL_MESSAGE, f"{param}.")
-    if message.content is None:
+    if message.tool_calls:
+        _check_tool_calls(message, param)
+    elif message.content is None:
         raise bad_value(f"{param}.content", f"{param}.content must be a string or a list of text parts")
     if message.tool_call_id is not None and message.role != "tool":
         raise bad_value(f"{param}.tool_call_id", f"{param}.tool_call_id belongs to the role tool")
-    if isinstance(message.content, str):
+    if message.content is None or isinstance(message.content, str):
         return
     for index, part in enumerate(message.content):
         if part.type != "text":
@@ -172,6 +176,22 @@ def _check_message(message: ChatMessage, param: str) -> None:
         refuse_unserved(part, NEUTRAL_PART, f"{param}.content[{index}].")
 
 
+def _check_tool_calls(message: ChatMessage, param: str) -> None:
+    if message.role != "assistant":
+        raise bad_value(f"{param}.tool_calls", f"{param}.tool_calls belongs to the role assistant")
+    for index, call in enumerate(message.tool_calls or ()):
+        where = f"{param}.tool_calls[{index}]"
+        if call.type != "function":
+            raise unsupported(f"{where}.type", "must be function")
+        try:
+            is_object = isinstance(msgspec.json.decode(call.function.arguments), dict)
+        except (msgspec.DecodeError, RecursionError):
+            is_object = False
+        if not is_object:
+            where += ".function.arguments"
+            raise bad_value(where, f"{where} must be a JSON object in a string")
+
+
 def _check_continuation(body: ChatBody) -> None:
     if not body.continue_final_message:
         return
@@ -180,7 +200,7 @@ def _check_continuation(body: ChatBody) -> None:
             "continue_final_message",
             "continue_final_message and add_generation_prompt cannot both be true",
         )
-    if body.messages[-1].role != "assistant":
+    if body.messages[-1].role != "assistant" or body.messages[-1].content is None:
         raise bad_value("continue_final_message", "the message to continue must be the assistant's")
 
 

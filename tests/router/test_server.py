@@ -5,7 +5,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import openai
+import pydantic
 import pytest
 import uvicorn
 
@@ -214,3 +216,57 @@ async def _begin_stream(client: openai.AsyncOpenAI, server: Server) -> Any:
     generation = await server.backend.started()
     generation.push([app_token(ord("a"))])
     return await create
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    label: str | None = None
+
+
+async def test_the_openai_client_parses_a_model(server: Server, client: openai.AsyncOpenAI, say: Any) -> None:
+    server.backend.script = say('{"x": 3, "label": "p"}')
+    answer = await client.chat.completions.parse(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], response_format=Point
+    )
+    assert answer.choices[0].message.parsed == Point(x=3, label="p")
+    assert server.backend.generations[0].sampling.grammar
+
+
+async def test_the_openai_client_parses_tool_calls(
+    server: Server, client: openai.AsyncOpenAI, say: Any
+) -> None:
+    assert server.backend.card is not None
+    server.backend.card = msgspec.structs.replace(server.backend.card, max_model_len=4096)
+    server.backend.script = say(
+        '<tool_call>\n{"name": "Point", "arguments": {"x": 3, "label": null}}\n</tool_call>'
+    )
+    tool = openai.pydantic_function_tool(Point)
+    messages: Any = [{"role": "user", "content": "hi"}]
+    answer = await client.chat.completions.parse(model="tiny", messages=messages, tools=[tool])
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.tool_calls is not None
+    assert answer.choices[0].message.tool_calls[0].function.parsed_arguments == Point(x=3)
+    async with client.chat.completions.stream(model="tiny", messages=messages, tools=[tool]) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.tool_calls is not None
+    assert final.choices[0].message.tool_calls[0].function.parsed_arguments == Point(x=3)
+    assert server.backend.generations[0].sampling.grammar
+
+
+async def test_the_openai_client_asks_for_an_echo(
+    server: Server, client: openai.AsyncOpenAI, say: Any
+) -> None:
+    server.backend.script = say("c")
+    answer = await client.completions.create(model="tiny", prompt="ab", echo=True, best_of=1, max_tokens=1)
+    assert answer.choices[0].text == "abc"
+
+
+async def test_the_synchronous_openai_client_streams(server: Server, say: Any) -> None:
+    server.backend.script = say("abc")
+
+    def stream() -> str:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:
+            chunks = client.completions.create(model="tiny", prompt="x", stream=True)
+            return "".join(chunk.choices[0].text for chunk in chunks)
+
+    assert await asyncio.to_thread(stream) == "abc"
