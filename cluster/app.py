@@ -16,19 +16,27 @@ from ray.serve import Application, RunTarget
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from cluster.config import ClusterConfig, HttpConfig, parse_config
-from cluster.deployments import replica_deployment, router_deployment
+from cluster.deployments import ledger_deployment, replica_deployment, router_deployment
 from cluster.errors import StartError
 from cluster.loading import LoadState, read_progress
 from cluster.parts import OpenPump, open_pump
 from replicas.config import EngineConfig
 from replicas.errors import ConfigError, EngineError
+from router.tenants import Tier
 
 POLL_S: Final = 0.1
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """Return the application for a config document: Serve's import path `cluster.app:build`."""
-    return application(parse_config(arguments))
+    """Return the application for a config document: Serve's import path `cluster.app:build`.
+
+    Paths in it are absolute. Whoever configures Serve's own HTTP decides who reaches an open server.
+    """
+    config = parse_config(arguments)
+    for path in (config.access.tenants_file, config.access.keys_file, config.access.pepper_file):
+        if path is not None and not Path(path).is_absolute():
+            raise ConfigError(f"access: {path} must be an absolute path here")
+    return application(config)
 
 
 def application(
@@ -37,6 +45,7 @@ def application(
     """Return the application; replicas report how far they are into `progress_folder`, if given."""
     is_gpu = _runs_on_gpu(config)
     engine = config.engine if is_gpu else _with_counted_threads(config.engine)
+    engine = _with_tier_targets(engine, config.tiers)
     num_cpus = engine.num_threads or 1
     replicas = replica_deployment.options(
         num_replicas=config.replicas,
@@ -46,7 +55,8 @@ def application(
     routers = router_deployment.options(
         num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
     )
-    app: Application = routers.bind(replicas, engine)
+    ledger = ledger_deployment.bind(config.access, config.tiers)
+    app: Application = routers.bind(replicas, ledger, engine, config.access, config.tiers)
     return app
 
 
@@ -59,6 +69,12 @@ def _runs_on_gpu(config: ClusterConfig) -> bool:
 def _with_counted_threads(engine: EngineConfig) -> EngineConfig:
     """One thread per reserved CPU: Ray sets OMP_NUM_THREADS to those, and more threads would not run."""
     return msgspec.structs.replace(engine, num_threads=engine.num_threads or 1)
+
+
+def _with_tier_targets(engine: EngineConfig, tiers: tuple[Tier, ...]) -> EngineConfig:
+    """What the tiers promise holds for the engine's steps, unless its own section says otherwise."""
+    promised = {tier.level: tier.itl_target_ms for tier in tiers if tier.itl_target_ms is not None}
+    return msgspec.structs.replace(engine, tier_itl_target_ms=promised | engine.tier_itl_target_ms)
 
 
 @contextlib.contextmanager

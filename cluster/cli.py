@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from cluster.access import check_access, warning
 from cluster.arguments import at_least_one, port
 from cluster.config import ClusterConfig, load_config
 from cluster.environment import port_problem
 from cluster.errors import StartError
+from cluster.keys import add_parsers as add_key_parsers
 from replicas.errors import ConfigError, EngineError
 from replicas.progress import Progress
 
@@ -37,6 +39,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="serve a model over HTTP", description=_serve.__doc__))
+    keys = commands.add_parser("keys", help="make, list, revoke and rotate API keys")
+    add_key_parsers(keys)
+    keys.set_defaults(run=_keys)
     bench = commands.add_parser("bench", help="measure what Headway claims")
     if arguments[:1] == ["bench"]:
         from cluster.bench import add_parsers
@@ -54,6 +59,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port, help="port to listen on (default 8000)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where the engines run")
     parser.add_argument("--address", help="running Ray cluster to use instead of a local one")
+    parser.add_argument(
+        "--allow-anonymous", action="store_true", help="serve without keys on an address that others reach"
+    )
     parser.set_defaults(run=_serve)
 
 
@@ -80,12 +88,15 @@ def serve(
         config = configure()
         with StartDisplay() as display:
             config = _with_located_model(config, display.show)
+            check_access(config)
             problem = port_problem(config.http.host, config.http.port)
             if problem is not None and address is None:
                 raise ConfigError(problem)
             with serving(config, display, address=address, open_pump=open_pump or parts.open_pump) as up:
                 display.end()
                 print(ready_lines(config, up.url, up.state), flush=True)
+                if (loud := warning(config)) is not None:
+                    print(loud, file=sys.stderr, flush=True)
                 while True:
                     signal.pause()
     except (StopRequested, KeyboardInterrupt):
@@ -103,12 +114,14 @@ def _configured(options: argparse.Namespace) -> ClusterConfig:
     given = {name: value for name, value in vars(options).items() if value is not None}
     engine = {name: given[name] for name in ("model", "device") if name in given}
     http = {name: given[name] for name in ("host", "port") if name in given}
+    access = {"allow_anonymous": True} if options.allow_anonymous else {}
     replace = msgspec.structs.replace
     return replace(
         config,
         replicas=given.get("replicas", config.replicas),
         engine=replace(config.engine, **engine),
         http=replace(config.http, **http),
+        access=replace(config.access, **access),
     )
 
 
@@ -122,6 +135,17 @@ def _with_located_model(config: ClusterConfig, progress: Progress) -> ClusterCon
     if model not in BUNDLED and path.exists():
         model = str(path.resolve())  # replicas run in other folders
     return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, model=model))
+
+
+def _keys(options: argparse.Namespace) -> int:
+    from cluster.terminal import error_line
+
+    try:
+        print("\n".join(options.keys(options)))
+    except ConfigError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_MISUSED
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

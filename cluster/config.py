@@ -10,6 +10,7 @@ import yaml
 
 from replicas.config import EngineConfig
 from replicas.errors import ConfigError
+from router.tenants import DEFAULT_TIERS, TenantError, Tier, check_tiers
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -37,6 +38,22 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replicas: Positive = 1
 
 
+class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may ask. Paths are relative to the configuration's folder; without keys everybody may."""
+
+    tenants_file: str | None = None
+    """YAML: `tenants`, a list. Read again when it changes."""
+    keys_file: str | None = None
+    """Written by `headway keys`. Read again when it changes."""
+    pepper_file: str | None = None
+    """Secret of the keys' hash, on every node; the environment's HEADWAY_KEY_PEPPER goes before it."""
+    allow_anonymous: bool = False
+    """Serve without keys on an address that others reach."""
+    log: str = "stdout"
+    """Where each router writes a line per request: a file, `stdout` (Ray keeps it in the session's logs)
+    or `off`."""
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One application: one model behind one HTTP address."""
 
@@ -49,12 +66,35 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
     http: HttpConfig = HttpConfig()
+    tiers: tuple[Tier, ...] = DEFAULT_TIERS
+    """Classes of service; smaller levels are served sooner."""
+    access: AccessConfig = AccessConfig()
 
 
 def load_config(path: Path) -> ClusterConfig:
     """Read a YAML file. Raises ConfigError: one line that names the file, the key and the reason."""
+    document = read_yaml(path)
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        config = parse_config({} if document is None else document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return msgspec.structs.replace(config, access=_located(config.access, path.resolve().parent))
+
+
+def _located(access: AccessConfig, folder: Path) -> AccessConfig:
+    """Make paths absolute: the processes that read them run in other folders."""
+    fields = ["tenants_file", "keys_file", "pepper_file"]
+    fields += [] if access.log in ("stdout", "off") else ["log"]
+    given = {field: getattr(access, field) for field in fields}
+    return msgspec.structs.replace(
+        access, **{field: str(folder / name) for field, name in given.items() if name is not None}
+    )
+
+
+def read_yaml(path: Path) -> object:
+    """Decode a YAML file. Raises ConfigError: one line that names the file, the place and the reason."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -65,17 +105,17 @@ def load_config(path: Path) -> ClusterConfig:
         raise ConfigError(f"{place}: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    try:
-        return parse_config({} if document is None else document)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_config(document: object) -> ClusterConfig:
     """Turn a decoded document into a ClusterConfig. Raises ConfigError with the key's path and a reason."""
     _refuse_unknown_keys(document, ClusterConfig, path="")
     try:
-        return msgspec.convert(document, ClusterConfig, str_keys=True)
+        config = msgspec.convert(document, ClusterConfig, str_keys=True)
+        check_tiers(config.tiers)
+        return config
+    except TenantError as error:
+        raise ConfigError(f"tiers: {error}") from None
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         path = place.rstrip("`").lstrip(".")

@@ -5,6 +5,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from typing import Any
 
 import grpc
@@ -15,14 +16,21 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from cluster.access import read_pepper
+from cluster.config import AccessConfig
+from cluster.ledger import LedgerShell
 from cluster.loading import ProgressFile
-from cluster.parts import OpenPump, open_app
+from cluster.parts import Gate, OpenPump, open_access_log, open_app
 from replicas.api import FrameBatch
 from replicas.config import EngineConfig
 from router.app import App
 from router.backend import ReplicaBackend
+from router.callers import KeyedCallers, everybody
 from router.pinned_router import PinnedRouter
+from router.quota import Quota
+from router.quota_client import LedgerGoneError, QuotaClient
 from router.replica_set import ReplicaSet, replica_set
+from router.tenants import Tier
 from router.transport import FrameStream, ReplicaGoneError
 from router.transport_times import TransportTimes
 
@@ -179,11 +187,36 @@ class Replica:
             raise ReplicaGoneError(f"{replica}: answered by {self._name}")
 
 
+class ServeLedgerLink:
+    """router.quota_client.LedgerLink over a deployment handle; the rules of ServeTransport hold."""
+
+    def __init__(self, ledger: DeploymentHandle[Any]) -> None:
+        ledger._init(_run_router_in_separate_loop=False)
+        serialization = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        self._calls = ledger.options(_by_reference=False, **serialization)
+
+    async def call(self, message: bytes) -> bytes:
+        response = self._calls.answer.remote(message)
+        try:
+            reply: bytes = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayActorError, RayServeException, grpc.RpcError) as error:
+            raise LedgerGoneError(_first_line(error)) from error
+        return reply
+
+
 class Router:
     """The HTTP side: one ASGI application over all replicas. Healthy without replicas, but not ready."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, replicas: DeploymentHandle[Any], config: EngineConfig
+        self,
+        replicas: DeploymentHandle[Any],
+        ledger: DeploymentHandle[Any],
+        config: EngineConfig,
+        access: AccessConfig,
+        tiers: tuple[Tier, ...],
     ) -> None:
         transport = ServeTransport(replicas)
         self._backend = ReplicaBackend(
@@ -192,8 +225,23 @@ class Router:
             first_epoch=time.time_ns(),
             draw=random.Random(),
         )
-        self._app = await asyncio.to_thread(open_app, self._backend, config, transport.times)
+        keyed = None if access.keys_file is None else KeyedCallers(tiers, read_pepper(access), time.time)
+        quota = QuotaClient(
+            ServeLedgerLink(ledger),
+            Quota(serve.get_replica_context().replica_id.unique_id),
+            clock=time.monotonic,
+            uniform=random.uniform,
+            catalogue_changed=keyed.replace if keyed else lambda _: None,
+        )
+        gate = Gate(identify=keyed or everybody(tiers), limits=quota, access=open_access_log(access.log))
+        self._app = await asyncio.to_thread(open_app, self._backend, config, transport.times, gate)
         self._backend.start()
+        self._exchange = asyncio.get_running_loop().create_task(quota.run(), context=Context())
+
+    def check_health(self) -> None:
+        """Raise when this process should be replaced. Replicas or a ledger that are missing are no reason."""
+        if self._exchange.done():
+            raise RuntimeError(f"quota is no longer exchanged: {self._exchange.exception()}")
 
     def __serve_build_asgi_app__(self) -> App:
         return self._app
@@ -208,6 +256,16 @@ replica_deployment: Any = serve.deployment(
     graceful_shutdown_wait_loop_s=1.0,
     request_router_config=RequestRouterConfig(request_router_class=PinnedRouter),
 )(Replica)
+ledger_deployment: Any = serve.deployment(
+    name="Ledger",
+    num_replicas=1,
+    max_ongoing_requests=UNBOUNDED_REQUESTS,
+    health_check_period_s=2.0,
+    health_check_timeout_s=5.0,
+    graceful_shutdown_timeout_s=1.0,
+    graceful_shutdown_wait_loop_s=0.1,
+    ray_actor_options={"num_cpus": 0},
+)(LedgerShell)
 router_deployment: Any = serve.deployment(
     name="Router", max_ongoing_requests=UNBOUNDED_REQUESTS, ray_actor_options={"num_cpus": 0}
 )(serve.ingress()(Router))

@@ -1,5 +1,6 @@
 """What production puts into the deployments: an engine over a model, and the HTTP application."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,8 +9,11 @@ from replicas.engine import Engine
 from replicas.model_source import locate
 from replicas.progress import Progress, silent
 from replicas.pump import EnginePump
+from router.access_log import AccessSink, AccessWriter, nowhere
 from router.app import App, build_app
 from router.backend import ReplicaBackend
+from router.callers import Identify
+from router.limits import Limits
 from router.stats import Stats
 from router.text import TextCodec
 from router.transport_times import TransportTimes
@@ -28,10 +32,35 @@ OpenPump = Callable[[EngineConfig, Progress], OpenedPump]
 """Builds an engine; blocks for seconds to minutes. A function that every node can import."""
 
 
-def open_app(backend: ReplicaBackend, config: EngineConfig, times: TransportTimes) -> App:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Who may ask for how much, and who is told of it."""
+
+    identify: Identify
+    limits: Limits
+    access: AccessSink
+
+
+def open_app(backend: ReplicaBackend, config: EngineConfig, times: TransportTimes, gate: Gate) -> App:
     """Return the HTTP application; reads the model's tokenizer and chat template from its folder."""
     text = TextCodec.from_folder(locate(config.model, silent).folder)
-    return build_app(backend, text, stats=lambda: Stats.of(backend.loads(), times.summary()))
+    return build_app(
+        backend,
+        text,
+        identify=gate.identify,
+        limits=gate.limits,
+        access=gate.access,
+        stats=lambda: Stats.of(backend.loads(), times.summary()),
+    )
+
+
+def open_access_log(target: str) -> AccessSink:
+    """Return the access log for `access.log` of the configuration."""
+    if target == "off":
+        return nowhere
+    if target == "stdout":
+        return AccessWriter(os.fdopen(os.dup(1), "wb", buffering=0))
+    return AccessWriter(open(target, "ab", buffering=0))
 
 
 def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:

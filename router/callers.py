@@ -1,6 +1,6 @@
 """Who asks: from request headers to a Caller."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +41,13 @@ def check_use(caller: Caller, model: str) -> None:
 def anybody(headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG001 - an Identify
     """Accept every request."""
     return Caller()
+
+
+def everybody(tiers: Sequence[Tier]) -> Identify:
+    """Return the Identify of a server without keys: one tenant, the soonest tier."""
+    tenant = local_tenant(tiers)
+    caller = Caller(tier=levels(tiers)[tenant.tier], tenant=tenant)
+    return lambda _headers: caller
 
 
 class KeyedCallers:

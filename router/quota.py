@@ -18,6 +18,7 @@ from router.quota_messages import (
     Exchange,
     Hello,
     Levels,
+    Limit,
     Reply,
     Share,
     Verdict,
@@ -32,6 +33,8 @@ USE_WINDOW_S: Final = 1.0
 MIN_STOCK_RATE: Final = 2.0
 """Requests a second below which no stock is kept: it would be missing elsewhere more often than used here."""
 SWEEP_S: Final = 5.0
+SLOT_GRACE_S: Final = 0.3
+"""A client's next request may come to another router sooner than its last one's slot: so long it waits."""
 MAX_NEEDS: Final = 1000
 """Waiting requests of one tenant in one exchange; the others go with the next."""
 
@@ -49,6 +52,7 @@ class Ticket:
 
     tenant: Tenant
     tokens: int
+    since: float
     state: TicketState = TicketState.WAITING
     verdict: Verdict | None = None
     """Why, when refused."""
@@ -222,7 +226,7 @@ class Quota:
 
     def reserve(self, tenant: Tenant, tokens: int, now: float) -> Ticket:
         """Reserve a request of at most `tokens` tokens; the ticket may have to wait for an exchange."""
-        ticket = Ticket(tenant, tokens)
+        ticket = Ticket(tenant, tokens, now)
         if not is_limited(tenant):
             ticket.state = TicketState.GRANTED
             return ticket
@@ -362,6 +366,9 @@ class Quota:
                 part.begin(ticket)
                 if not is_wanted:
                     part.end(ticket, Amounts(1, ticket.tokens))
+            elif is_wanted and verdict.refused_by is Limit.CONCURRENCY and now - ticket.since < SLOT_GRACE_S:
+                part.waiting.append(ticket)
+                continue
             elif is_wanted:
                 ticket.state = TicketState.REFUSED
                 ticket.verdict = verdict

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.ledger import ROUTER_TTL_S
-from router.quota import TicketState
+from router.quota import SLOT_GRACE_S, TicketState
 from router.quota_messages import Limit
 from tests.router.quota_world import Fate, QuotaWorld, Router, tenant
 
@@ -23,9 +23,12 @@ def world(num_routers: int = 1, **limits: int) -> QuotaWorld:
 
 
 def burst(world: QuotaWorld, router: Router, tokens: list[int]) -> list[TicketState]:
-    """Requests at one moment, and one exchange."""
+    """Requests at one moment, and what the ledger says once it does not wait for slots any more."""
     tickets = [world.reserve(router, count) for count in tokens]
     world.pump(router)
+    if any(ticket.state is WAITING for ticket in tickets):
+        world.now += SLOT_GRACE_S + 0.01
+        world.pump(router)
     return [ticket.state for ticket in tickets]
 
 
@@ -106,6 +109,20 @@ def test_a_slot_is_held_until_the_end_and_then_free_for_all() -> None:
     w.settle(first, used=5)
     w.pump(first)
     assert burst(w, second, [10]) == [GRANTED]
+
+
+def test_the_next_request_of_a_client_waits_for_the_slot_of_its_last_one() -> None:
+    w = world(num_routers=2, max_concurrent=1)
+    first, second = w.routers
+    assert burst(w, first, [10]) == [GRANTED]
+    w.settle(first, used=10)
+    ticket = w.reserve(second, 10)
+    w.pump(second)
+    assert ticket.state is WAITING
+    w.now += 0.1
+    w.pump(first)
+    w.pump(second)
+    assert ticket.state is GRANTED
 
 
 def test_a_busy_tenant_is_served_from_the_slice() -> None:
