@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from replicas.errors import ModelError
+from replicas.model_digest import file_key
 from replicas.progress import Progress
 
 
@@ -126,12 +127,10 @@ def _bundled_file(model: str) -> Path:
 
 
 def _from_gguf(name: str, file: Path, progress: Progress) -> ModelFiles:
-    stat = file.stat()
     with file.open("rb") as head:
         if head.read(4) != b"GGUF":
             raise ModelError(f"model {file}: not a GGUF file")
-    # Size and mtime stand for the content, as make does: hashing gigabytes at each start is too slow.
-    folder = cache_dir() / f"{file.stem}-{stat.st_size:x}-{stat.st_mtime_ns:x}"
+    folder = cache_dir() / f"{file.stem}-{file_key(file)}"
     if not folder.is_dir():
         from replicas.model_gguf import dequantize  # seconds of imports, needed once
 

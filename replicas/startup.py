@@ -60,8 +60,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     if device.type == "cpu":
         _check_memory(files)
     model = load_model(files, device, choose_dtype(config, device), progress)
-    backend_class = choose_backend(config.attention, device, model.dtype)
-    _check_softcap(model, backend_class)
+    backend_class = choose_backend(config.attention, device, model.dtype, model.needs)
     numerics = _wanted_numerics(config, model, backend_class)
     resolved = _size(config, model, backend_class)
 
@@ -111,11 +110,6 @@ def _check_memory(files: ModelFiles) -> None:
         )
 
 
-def _check_softcap(model: LoadedModel, backend: type[AttentionBackend]) -> None:
-    if model.needs.softcap and not backend.supports_softcap:
-        raise ConfigError(f"attention backend {backend.name!r} lacks the soft cap that this model uses")
-
-
 def _wanted_numerics(config: EngineConfig, model: LoadedModel, backend: type[AttentionBackend]) -> Numerics:
     possible = model.device.type == "cpu" and backend.batch_invariant
     if config.numerics == "exact" and not possible:
@@ -154,7 +148,7 @@ def _kv_bytes(config: EngineConfig, model: LoadedModel) -> int:
 
 def _fingerprint(files: ModelFiles, model: LoadedModel, numerics: Numerics, results: list[bytes]) -> str:
     """Hash weights, format and the bits of a fixed prompt's logits: CPUs and libraries differ in those."""
-    digest = hashlib.sha256(files_digest(files))
+    digest = hashlib.sha256(files_digest(files.folder, files.weights))
     digest.update(f"{model.dtype} {numerics}".encode())
     for result in results:
         digest.update(result)
