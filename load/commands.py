@@ -5,7 +5,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
@@ -14,6 +14,8 @@ from load import options as opt
 from load.compare import caveats, comparison_html, comparison_markdown, differences
 from load.echo import Pace, run_echo
 from load.errors import LoadError
+from load.experiments import commands as experiments
+from load.experiments.outcome import outcomes_html, outcomes_json, outcomes_markdown
 from load.live import LiveView
 from load.page import to_html
 from load.report import Report, build_report, read_report, to_json
@@ -28,6 +30,10 @@ EXIT_INVALID: Final = 3
 """The run went through, but its figures cannot be trusted."""
 
 Command = Callable[[argparse.Namespace], int]
+
+if TYPE_CHECKING:
+    # argparse has no public name for what add_subparsers returns.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add_parsers(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +53,12 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     opt.add_sweep_options(many)
     _add_outputs(many)
 
+    _add_readers(commands)
+    _add_local(commands)
+
+
+def _add_readers(commands: "Commands") -> None:
+    """Commands over reports."""
     side_by_side = _add(commands, "compare", "compare reports", _compare)
     side_by_side.add_argument(
         "reports", type=Path, nargs="+", metavar="REPORT.json", help="the first is the base"
@@ -57,11 +69,18 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     again.add_argument("report", type=Path, metavar="REPORT.json")
     _add_outputs(again)
 
+
+def _add_local(commands: "Commands") -> None:
+    """Commands that start what they measure."""
     proof = _add(commands, "selftest", "measure this tool against a server that only streams", _selftest)
     proof.add_argument("--streams", type=opt.at_least_one, default=1000, help="concurrent answers (1000)")
     proof.add_argument("--tokens-per-s", type=opt.positive, default=20_000.0, help="of all together (20000)")
     proof.add_argument("--duration-s", type=opt.positive, default=20.0, help="measured time (20)")
     _add_outputs(proof)
+
+    claims = _add(commands, "experiments", "measure the classic claims on this machine", _experiments)
+    experiments.add_arguments(claims)
+    _add_outputs(claims)
 
     echo = _add(commands, "echo", "serve fixed tokens at a fixed pace, to try a load against", _echo)
     echo.add_argument("--port", type=opt.at_least_one, default=8001, help="on 127.0.0.1 (8001)")
@@ -70,9 +89,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     echo.add_argument("--jitter", type=opt.not_negative, default=0.0, help="lognormal sigma of gaps and TTFT")
 
 
-def _add(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str, command: Command
-) -> argparse.ArgumentParser:
+def _add(commands: "Commands", name: str, summary: str, command: Command) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary, description=command.__doc__)
     parser.set_defaults(load=_guarded(command))
     return parser
@@ -199,6 +216,14 @@ def _selftest(options: argparse.Namespace) -> int:
     result = selftest(options.streams, options.tokens_per_s, options.duration_s, Console(stderr=True))
     _publish(result, selftest_markdown(result), lambda: selftest_html(result), options)
     return 0 if result.has_passed else EXIT_FAILED
+
+
+def _experiments(options: argparse.Namespace) -> int:
+    """Measure the classic claims about LLM serving on this machine: a table of claim and measurement each."""
+    outcomes = experiments.run_experiments(options)
+    markdown = outcomes_markdown(outcomes)
+    _publish(outcomes_json(outcomes), markdown, lambda: outcomes_html(outcomes), options)
+    return 0
 
 
 def _echo(options: argparse.Namespace) -> int:

@@ -121,20 +121,12 @@ def build_report(
 ) -> Report:  # fmt: skip
     """Measure a run. Raises LoadError when nothing is left in the window."""
     window = (warmup_s, duration_s - cooldown_s)
-    records = [record for record in outcome.records if window[0] <= record.due_s <= window[1]]
-    if not records:
-        raise LoadError(f"no request was due between {window[0]:g} and {window[1]:g} s: nothing to report")
+    records = _due_within(outcome.records, window)
     tenants = cast.tenants
-    by_tenant = {
-        tenant.name: [record for record in records if record.tenant == i] for i, tenant in enumerate(tenants)
-    }
+    slos = [cast.slo(tenant.tier) for tenant in tenants]
+    by_tenant = [[record for record in records if record.tenant == i] for i in range(len(tenants))]
     tiers = sorted({tenant.tier for tenant in tenants})
     by_tier = {tier: [r for r in records if tenants[r.tenant].tier == tier] for tier in tiers}
-    slos = [cast.slo(tenant.tier) for tenant in tenants]
-    tenant_groups = {
-        tenant.name: _group(by_tenant[tenant.name], slos, window, slos[i], tenant.tier)
-        for i, tenant in enumerate(tenants)
-    }
     driver = _driver(outcome, records)
     problems = _problems(driver, max_lateness_ms, outcome)
     answered = [record for record in records if is_answered(record)]
@@ -149,7 +141,10 @@ def build_report(
         window_s=window,
         total=_group(records, slos, window, cast.slos.get("") if len(tiers) > 1 else cast.slo(tiers[0])),
         tiers={tier: _group(by_tier[tier], slos, window, cast.slo(tier), tier) for tier in tiers},
-        tenants=tenant_groups,
+        tenants={
+            tenant.name: _group(own, slos, window, slo, tenant.tier)
+            for tenant, own, slo in zip(tenants, by_tenant, slos, strict=True)
+        },
         jain_index=_fairness(tenants, by_tenant),
         usage_missing=sum(record.output_tokens is None for record in answered),
         usage_mismatches=sum(map(_is_mismatch, answered)),
@@ -162,17 +157,24 @@ def build_report(
     )
 
 
-def _fairness(tenants: Sequence[Tenant], by_tenant: dict[str, list[RequestRecord]]) -> float:
+def _due_within(records: list[RequestRecord], window: tuple[float, float]) -> list[RequestRecord]:
+    due = [record for record in records if window[0] <= record.due_s <= window[1]]
+    if not due:
+        raise LoadError(f"no request was due between {window[0]:g} and {window[1]:g} s: nothing to report")
+    return due
+
+
+def _fairness(tenants: Sequence[Tenant], by_tenant: Sequence[list[RequestRecord]]) -> float:
     """Jain's index of what tenants got, each relative to what a fair server would have given it."""
-    got = [float(sum(map(num_tokens, by_tenant[tenant.name]))) for tenant in tenants]
-    asked = [
-        float(
-            sum(max(num_tokens(r), 0 if r.is_cancelled else r.asked_output_tokens) for r in by_tenant[t.name])
-        )
-        for t in tenants
-    ]
+    got = [float(sum(map(num_tokens, own))) for own in by_tenant]
+    asked = [float(sum(map(_num_asked, own))) for own in by_tenant]
     fair = max_min_shares(sum(got), asked, [tenant.weight for tenant in tenants])
     return jain_index([g / f for g, f in zip(got, fair, strict=True) if f > 0])
+
+
+def _num_asked(record: RequestRecord) -> int:
+    # Nobody was denied what a hang-up of ours cut off.
+    return num_tokens(record) if record.is_cancelled else max(num_tokens(record), record.asked_output_tokens)
 
 
 def _values(records: Iterable[RequestRecord], measure: Callable[[RequestRecord], float | None]) -> Any:
@@ -198,11 +200,6 @@ def _group(
     kept = sum(keeps(record, slos[record.tenant]) for record in judged)
     read = [record for record in records if not record.is_slow]
     whole = [record for record in answered if not record.is_slow]
-    arrived = sum(
-        int(np.count_nonzero(np.frombuffer(record.output_s) <= window[1]))
-        + max(0, num_tokens(record) - len(record.output_at)) * (record.done_s <= window[1])
-        for record in records
-    )
     retried = [record for record in records if record.attempts > 1]
     return Group(
         requests=len(records),
@@ -220,7 +217,7 @@ def _group(
         queue_wait_ms=summarise(_values(records, lambda record: record.queue_wait_ms)),
         retry_wait_ms=summarise(_values(retried, measures.retry_wait_ms)),
         requests_per_s=len(answered) / length_s,
-        output_tokens_per_s=arrived / length_s,
+        output_tokens_per_s=sum(_tokens_until(window[1], record) for record in records) / length_s,
         prompt_tokens=sum(record.prompt_tokens or record.asked_input_tokens for record in answered),
         output_tokens=sum(map(num_tokens, records)),
         cached_tokens=sum(record.cached_tokens or 0 for record in answered),
@@ -229,6 +226,12 @@ def _group(
         slo=slo,
         tier=tier,
     )
+
+
+def _tokens_until(end_s: float, record: RequestRecord) -> int:
+    arrived = int(np.count_nonzero(np.frombuffer(record.output_s) <= end_s))
+    bundled = max(0, num_tokens(record) - len(record.output_at)) if record.done_s <= end_s else 0
+    return arrived + bundled
 
 
 def error_name(record: RequestRecord) -> str:

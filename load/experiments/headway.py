@@ -1,0 +1,181 @@
+"""Headway as a command: benchmarks and servers in processes of their own. Nothing of it is imported."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+import yaml
+from rich.console import Console
+
+from load.completion import Dialect
+from load.connection import Target
+from load.errors import LoadError
+from load.live import LiveView
+from load.plan import Script
+from load.preflight import Calibration, Server
+from load.report import Report, build_report
+from load.run import ClosedLoop, Job, run
+from load.tenants import Cast
+from load.words import WORDS
+from load.workload import Workload
+
+BENCH_TIMEOUT_S: Final = 900.0
+START_TIMEOUT_S: Final = 300.0
+STOP_TIMEOUT_S: Final = 60.0
+HEALTH_POLL_S: Final = 0.25
+MAX_LATENESS_MS: Final = 100.0
+"""The server under test shares our cores: the driver may be later than on a machine of its own."""
+
+
+class Lab(msgspec.Struct, frozen=True, kw_only=True):
+    """Where experiments run."""
+
+    command: tuple[str, ...]
+    """How to call Headway."""
+    model: str | None
+    is_quick: bool
+    seed: int
+
+    def bench(self, name: str, *arguments: str) -> dict[str, Any]:
+        """Run `headway bench NAME` and return its JSON. Raises LoadError."""
+        model = () if self.model is None else ("--model", self.model)
+        full = [*self.command, "bench", name, "--json", *arguments, *(() if name == "kv" else model)]
+        try:
+            done = subprocess.run(full, stdout=subprocess.PIPE, timeout=BENCH_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LoadError(f"{' '.join(full)}: {error}") from error
+        try:
+            fields: dict[str, Any] = msgspec.json.decode(done.stdout, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise LoadError(f"{' '.join(full)} ended with {done.returncode} and printed no JSON") from None
+        return fields
+
+    @contextlib.contextmanager
+    def serving(self, engine: dict[str, Any]) -> Iterator["Subject"]:
+        """Start a server with these engine settings, wait until it is healthy, and end it afterwards."""
+        port = _free_port()
+        settings = engine if self.model is None else engine | {"model": self.model}
+        folder = Path(tempfile.mkdtemp(prefix="headway-load-"))
+        config = folder / "headway.yaml"
+        config.write_text(yaml.safe_dump({"engine": settings, "http": {"port": port}}), "utf-8")
+        log = (folder / "server.log").open("wb")
+        process = subprocess.Popen(
+            [*self.command, "serve", "--config", str(config)], stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", folder / "server.log")
+            yield _look_at(Target(host="127.0.0.1", port=port))
+        finally:
+            _end(process)
+            log.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_headway() -> tuple[str, ...]:
+    """Return the `headway` command of this Python, else of the PATH, else of the current folder."""
+    beside = Path(sys.executable).with_name("headway")
+    if beside.exists():
+        return (str(beside),)
+    found = shutil.which("headway")
+    return (found,) if found else (sys.executable, "-m", "cluster.cli")
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """A server under test."""
+
+    target: Target
+    dialect: Dialect
+    calibration: Calibration
+
+    def open(self, scripts: Sequence[Script], cast: Cast, duration_s: float, workload: Workload) -> Report:
+        """Drive scripts when they are due."""
+        return self._drive(cast, workload, duration_s, tuple(scripts), None)
+
+    def closed(self, num_users: int, workload: Workload, duration_s: float) -> Report:
+        """Drive users who wait for their answers."""
+        return self._drive(Cast(), workload, duration_s, (), ClosedLoop(num_users=num_users))
+
+    def _drive(
+        self,
+        cast: Cast,
+        workload: Workload,
+        duration_s: float,
+        scripts: tuple[Script, ...],
+        closed: ClosedLoop | None,
+    ) -> Report:
+        job = Job(
+            target=self.target,
+            dialect=self.dialect,
+            cast=cast,
+            workload=workload,
+            calibration=self.calibration,
+            scripts=scripts,
+            closed=closed,
+            duration_s=duration_s,
+            request_timeout_s=600.0,
+        )
+        with LiveView(job, Console(stderr=True)) as view:
+            outcome = run(job, view)
+        report = build_report(
+            outcome,
+            cast,
+            {},
+            name="experiment",
+            duration_s=duration_s,
+            warmup_s=0.0,
+            cooldown_s=0.0,
+            max_lateness_ms=MAX_LATENESS_MS,
+        )
+        if report.is_interrupted:
+            raise LoadError("interrupted")
+        return report
+
+
+def _look_at(target: Target) -> Subject:
+    with Server(target, None) as server:
+        model = server.check_model(None)
+        calibration = server.calibrate(WORDS, model, "chat")
+    dialect = Dialect(model=model, extra_body={"ignore_eos": True, "temperature": 0})
+    return Subject(target=target, dialect=dialect, calibration=calibration)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up_at:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=5.0, trust_env=False).status_code == 200:
+                return
+        time.sleep(HEALTH_POLL_S)
+    last = log.read_bytes()[-2000:].decode("utf-8", "replace").strip()
+    raise LoadError(f"the server did not become healthy; its last words: {last or 'none'}")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+    if process.poll() is None:
+        # The session is the server's own: it was started with one.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,146 @@
+"""Overload, and Little's law: how long the queue gets, predicted and measured."""
+
+from itertools import pairwise
+
+import msgspec
+
+from load.arrivals import parse_rate
+from load.experiments.headway import Lab, Subject
+from load.experiments.outcome import NOT_AVAILABLE, Chart, Finding, Outcome, Table
+from load.lengths import Lengths
+from load.plot import Line, line_chart
+from load.report import Report
+from load.statistics import Summary
+from load.table import Row, number
+from load.tenants import Cast
+from load.workload import OpenLoop, Workload, open_schedule
+
+NAME = "overload"
+HELP = "overload with and without limits, and Little's law"
+SEATS = 4
+DURATIONS_S = (30.0, 10.0)
+"""Of each load; the second for quick runs."""
+BELOW, ABOVE = 0.7, 2.0
+WORKLOAD = Workload(input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=24))
+
+
+def mean_wait_s(rate: float, capacity: float, duration_s: float) -> float:
+    """Return the mean queue wait of all who arrive within `duration_s` at a rate above capacity.
+
+    The queue grows by rate - capacity per second; who arrives at t waits t * (rate - capacity) / capacity.
+    """
+    return duration_s / 2 * max(0.0, rate - capacity) / capacity
+
+
+def run(lab: Lab) -> Outcome:
+    duration_s = DURATIONS_S[lab.is_quick]
+    with lab.serving({"max_num_seqs": SEATS, "enable_prefix_caching": False}) as subject:
+        capacity = subject.closed(SEATS, WORKLOAD, duration_s / 2).total.requests_per_s
+        below = _drive(subject, BELOW * capacity, duration_s)
+        above = _drive(subject, ABOVE * capacity, duration_s)
+    law, growth = _little(below), _growth(above, _mean(below.total.ttft_ms), capacity, duration_s)
+    return Outcome(
+        name=NAME,
+        title="Overload and Little's law",
+        findings=[_law_finding(law), _growth_finding(growth), _limits_finding(above)],
+        tables=[_table({"below": below, "above": above})],
+        charts=[
+            Chart(
+                title="Time to first token by arrival",
+                svg=line_chart([_ttft(f"{ABOVE:g} x", above), _ttft(f"{BELOW:g} x", below)], "seconds", "ms"),
+            )
+        ],
+        cpu_shows="both laws in full: they do not depend on hardware.",
+        data={"little": msgspec.to_builtins(law), "growth": msgspec.to_builtins(growth)},
+    )
+
+
+class Law(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests in flight on average: counted, and rate x time."""
+
+    counted: float
+    rate_times_time: float
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean queue wait above capacity."""
+
+    capacity_rps: float
+    offered_rps: float
+    measured_s: float
+    predicted_s: float
+
+
+def _growth(above: Report, unloaded_ttft_ms: float, capacity: float, duration_s: float) -> Growth:
+    # What was offered, not what was asked for: a Poisson draw of this length differs.
+    offered = above.total.requests / duration_s
+    return Growth(
+        capacity_rps=capacity,
+        offered_rps=offered,
+        measured_s=(_mean(above.total.ttft_ms) - unloaded_ttft_ms) / 1e3,
+        predicted_s=mean_wait_s(offered, capacity, duration_s),
+    )
+
+
+def _law_finding(law: Law) -> Finding:
+    return Finding(
+        claim="requests in the system = arrival rate x time in it (Little's law)",
+        measured=f"{law.counted:.2f} in flight on average; rate x E2E gives {law.rate_times_time:.2f}",
+        holds=abs(law.counted - law.rate_times_time) <= 0.15 * law.rate_times_time,
+    )
+
+
+def _growth_finding(growth: Growth) -> Finding:
+    return Finding(
+        claim="above capacity the wait grows with every second: t x (rate - capacity) / capacity",
+        measured=f"mean wait {growth.measured_s:.2f} s measured, {growth.predicted_s:.2f} s predicted at "
+        f"{growth.offered_rps:.2f} against {growth.capacity_rps:.2f} requests/s",
+        holds=abs(growth.measured_s - growth.predicted_s) <= 0.3 * growth.predicted_s,
+    )
+
+
+def _limits_finding(above: Report) -> Finding:
+    refused = sum(count for kind, count in above.total.errors.items() if kind in ("http_429", "http_503"))
+    measured = f"{refused} of {above.total.requests} were refused"
+    if not refused:
+        measured = f"{NOT_AVAILABLE}: it refused nothing at {ABOVE:g} times its capacity"
+    return Finding(claim="limits keep the wait of those admitted bounded", measured=measured)
+
+
+def _drive(subject: Subject, rate: float, duration_s: float) -> Report:
+    loop = OpenLoop(profile=parse_rate(f"{rate}", duration_s))
+    cast = Cast()
+    return subject.open(open_schedule(loop, WORKLOAD, cast.sources), cast, duration_s, WORKLOAD)
+
+
+def _little(report: Report) -> Law:
+    bins = report.series.bins
+    # A bin's mean is between its ends.
+    ends = [0, *(one.in_flight for one in bins)]
+    mean = sum((a + b) / 2 for a, b in pairwise(ends)) / len(bins)
+    span_s = len(bins) * report.series.bin_s
+    rate = report.total.requests / span_s
+    return Law(counted=mean, rate_times_time=rate * _mean(report.total.e2e_ms) / 1e3)
+
+
+def _mean(summary: Summary | None) -> float:
+    return summary.mean if summary is not None else float("nan")
+
+
+def _table(reports: dict[str, Report]) -> Table:
+    rows: list[Row] = [
+        (
+            name,
+            str(report.total.requests),
+            str(report.total.failed),
+            number(_mean(report.total.ttft_ms)),
+            number(report.total.ttft_ms.p99 if report.total.ttft_ms else None),
+            number(report.total.output_tokens_per_s),
+        )
+        for name, report in reports.items()
+    ]
+    return Table(header=("load", "requests", "failed", "TTFT mean", "TTFT p99", "tokens/s"), rows=rows)
+
+
+def _ttft(name: str, report: Report) -> Line:
+    return Line(name=name, points=[(one.at_s, one.ttft_p50_ms) for one in report.series.bins])

@@ -1,0 +1,89 @@
+"""What priority is worth: TTFT of a sooner tier under a backlog of a later one."""
+
+from load.arrivals import parse_rate
+from load.experiments.headway import Lab, Subject
+from load.experiments.outcome import NOT_AVAILABLE, Chart, Finding, Outcome, Table
+from load.lengths import Lengths
+from load.plan import Tenant
+from load.plot import bars
+from load.report import Report
+from load.table import GROUP_HEADER, group_rows, number
+from load.tenants import Cast, Source
+from load.workload import OpenLoop, Workload, open_schedule
+
+NAME = "tiers"
+HELP = "TTFT of a sooner tier under a backlog of a later one"
+SEATS = 4
+DURATIONS_S = (30.0, 10.0)
+"""Of each load; the second for quick runs."""
+OVERLOAD = 2.0
+"""Offered work over capacity."""
+SOONER_SHARE = 0.1
+SOONER, LATER = "interactive", "batch"
+WORKLOAD = Workload(input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=24))
+
+
+def cast(*, has_tiers: bool) -> Cast:
+    """One request in ten is of the sooner tier. `priority` in the body can lower a request's tier only."""
+    later = {"priority": 2} if has_tiers else {}
+    return Cast(
+        sources=(
+            Source(tenant=Tenant(name=SOONER, tier=SOONER), share=SOONER_SHARE),
+            Source(tenant=Tenant(name=LATER, tier=LATER, body=later), share=1 - SOONER_SHARE),
+        )
+    )
+
+
+def run(lab: Lab) -> Outcome:
+    duration_s = DURATIONS_S[lab.is_quick]
+    with lab.serving({"max_num_seqs": SEATS, "enable_prefix_caching": False}) as subject:
+        capacity = subject.closed(SEATS, WORKLOAD, duration_s / 2).total.requests_per_s
+        rate = OVERLOAD * capacity
+        reports = {
+            "no tiers": _overload(subject, cast(has_tiers=False), rate, duration_s),
+            "tiers": _overload(subject, cast(has_tiers=True), rate, duration_s),
+        }
+    ttft = {
+        f"{mode}: {name}": _ttft_p50(report, name)
+        for mode, report in reports.items()
+        for name in (SOONER, LATER)
+    }
+    rows = [
+        (f"{mode}: {row[0]}", *row[1:])
+        for mode, report in reports.items()
+        for row in group_rows(report.tenants)
+    ]
+    return Outcome(
+        name=NAME,
+        title="Priority tiers under overload",
+        findings=_findings(*ttft.values()),
+        tables=[Table(header=GROUP_HEADER, rows=rows)],
+        charts=[Chart(title="Time to first token, P50", svg=bars(list(ttft.items()), "ms"))],
+        cpu_shows=(
+            f"the order in full, at {number(rate)} requests/s on {SEATS} seats, {OVERLOAD:g} times what they "
+            "can serve. Absolute waits are those of this machine."
+        ),
+        data={"capacity_rps": capacity, "offered_rps": rate, "ttft_ms_p50": ttft},
+    )
+
+
+def _findings(sooner_without: float, _: float, sooner: float, later: float) -> list[Finding]:
+    return [
+        Finding(
+            claim="a sooner tier does not wait behind a later tier's backlog",
+            measured=f"TTFT p50 of {SOONER} {number(sooner)} ms with tiers, {number(sooner_without)} ms "
+            f"without; {LATER} {number(later)} ms",
+            holds=sooner < sooner_without / 2,
+        ),
+        Finding(claim="tiers follow from API keys", measured=f"{NOT_AVAILABLE}: `priority` was sent instead"),
+    ]
+
+
+def _overload(subject: Subject, who: Cast, rate: float, duration_s: float) -> Report:
+    loop = OpenLoop(profile=parse_rate(f"{rate}", duration_s))
+    return subject.open(open_schedule(loop, WORKLOAD, who.sources), who, duration_s, WORKLOAD)
+
+
+def _ttft_p50(report: Report, tenant: str) -> float:
+    summary = report.tenants[tenant].ttft_ms
+    return summary.p50 if summary is not None else float("nan")

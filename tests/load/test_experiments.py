@@ -1,0 +1,148 @@
+"""Experiments against a stand-in for the `headway` command."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from load.errors import LoadError
+from load.experiments import batching, chunked_prefill, kv, max_num_seqs, overload, tiers
+from load.experiments.headway import Lab
+from load.experiments.outcome import outcomes_html, outcomes_json, outcomes_markdown
+from load.experiments.slots import continuous_steps, static_steps, waste
+from tests.load.wellformed import check_page
+
+STAND_IN = """
+import json, sys
+
+if sys.argv[1] == "bench":
+    print(json.dumps(json.loads({benches!r})[sys.argv[2]]))
+else:
+    import asyncio
+    sys.path.insert(0, {root!r})
+    import yaml
+    from load.echo import Pace, serve_echo
+
+    config = yaml.safe_load(open(sys.argv[sys.argv.index("--config") + 1]))
+
+    async def serve():
+        server = await serve_echo(Pace(ttft_ms=2, itl_ms=2), "127.0.0.1", config["http"]["port"])
+        await server.serve_forever()
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        pass
+"""
+BENCHES: dict[str, dict[str, Any]] = {
+    "kv": {
+        "kv_utilisation": 0.99, "block_size": 16, "max_concurrent_paged": 90, "max_concurrent_contiguous": 30,
+        "max_model_len": 100,
+    },
+    "batching": {
+        "continuous_tokens_per_s": 60.0, "static_tokens_per_s": 10.0, "static_live_rows_tokens_per_s": 30.0,
+        "ratio": 6.0, "ratio_live_rows": 2.0,
+    },
+    "engine": {"output_tokens_per_s": 5.0, "itl_ms_p50": 1.0, "itl_ms_p99": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    script = tmp_path / "headway.py"
+    root = str(Path(__file__).parents[2])
+    script.write_text(STAND_IN.format(root=root, benches=json.dumps(BENCHES)))
+    return Lab(command=(sys.executable, str(script)), model=None, is_quick=True, seed=0)
+
+
+def test_static_steps_are_those_of_the_longest_of_each_batch() -> None:
+    assert static_steps([3, 1, 2, 5, 4], 2) == 3 + 5 + 4
+
+
+def test_continuous_steps_fill_seats_as_they_fall_free() -> None:
+    assert continuous_steps([3, 1, 2, 5, 4], 2) == 8
+    assert continuous_steps([7, 7], 16) == 7
+
+
+def test_waste_is_the_share_of_slots_without_a_token() -> None:
+    assert waste([1, 3], 2, 3) == pytest.approx(1 / 3)
+
+
+def test_the_textbooks_examples_are_exact() -> None:
+    lengths = batching.textbook_lengths()
+    assert (len(lengths), sum(lengths) / 16, max(lengths)) == (16, 64, 512)
+    short, batch, steps = batching.slot_findings()
+    assert short.measured.startswith("93.75%")
+    assert batch.measured.startswith("87.50%")
+    assert short.holds
+    assert batch.holds
+    assert steps.holds
+
+
+def test_batching(lab: Lab) -> None:
+    gain = batching.run(lab).findings[-1]
+    assert gain.measured.startswith("6.0x; 2.0x")
+    assert gain.holds
+
+
+def test_kv(lab: Lab) -> None:
+    assert [finding.holds for finding in kv.run(lab).findings] == [True, True]
+
+
+def test_max_num_seqs_that_bring_nothing_do_not_hold(lab: Lab) -> None:
+    assert [finding.holds for finding in max_num_seqs.run(lab).findings] == [False, False]
+
+
+def test_a_bench_that_fails_is_named() -> None:
+    lab = Lab(command=(sys.executable, "-c", "raise SystemExit(4)"), model=None, is_quick=True, seed=0)
+    with pytest.raises(LoadError, match="ended with 4 and printed no JSON"):
+        kv.run(lab)
+
+
+def test_a_server_that_ends_at_once_is_named() -> None:
+    broken = Lab(command=(sys.executable, "-c", "print('no such model')"), model=None, is_quick=True, seed=0)
+    with pytest.raises(LoadError, match="no such model"), broken.serving({}):
+        pass
+
+
+def test_overload_says_what_a_server_without_limits_cannot_show(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overload, "DURATIONS_S", (1.0, 1.0))
+    outcome = overload.run(lab)
+    assert "not available in this server" in outcome.findings[2].measured
+    assert outcome.data["growth"]["capacity_rps"] > 0
+    check_page(outcomes_html([outcome]))
+
+
+def test_the_predicted_wait_grows_with_the_surplus() -> None:
+    assert overload.mean_wait_s(20.0, 10.0, 30.0) == 15.0
+    assert overload.mean_wait_s(9.0, 10.0, 30.0) == 0.0
+
+
+def test_tiers_send_priorities_and_say_what_is_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "DURATIONS_S", (2.0, 2.0))
+    outcome = tiers.run(lab)
+    assert "not available in this server" in outcome.findings[1].measured
+    assert set(outcome.data["ttft_ms_p50"]) == {
+        "no tiers: interactive", "no tiers: batch", "tiers: interactive", "tiers: batch"
+    }  # fmt: skip
+
+
+def test_chunked_prefill_compares_both_settings() -> None:
+    whole, chunks = chunked_prefill.settings(2048).values()
+    assert (whole["chunked_prefill"], whole["max_num_batched_tokens"]) == (False, 2304)
+    assert chunks["max_num_batched_tokens"] == 512
+    plan = chunked_prefill.scripts(2048, 100, 5.0, seed=0)
+    assert [script.at_s for script in plan] == [0, 0, 0, 0, 5.0, 10.0]
+    assert [script.turns[0].input_tokens for script in plan[4:]] == [2048, 2048]
+
+
+def test_pages_show_claim_and_measurement(lab: Lab) -> None:
+    outcomes = [kv.run(lab), max_num_seqs.run(lab)]
+    check_page(outcomes_html(outcomes))
+    assert "| claim | measured here | holds |" in outcomes_markdown(outcomes)
+    encoded = json.loads(json.dumps(outcomes_json(outcomes)))
+    assert [one["name"] for one in encoded["experiments"]] == ["kv", "max-num-seqs"]
