@@ -46,6 +46,7 @@ class Answer:
 
     __slots__ = (
         "_body",
+        "_is_stream",
         "_keep_text",
         "_parser",
         "content_type",
@@ -87,6 +88,7 @@ class Answer:
         self.text: list[str] = []
         self._keep_text = keep_text
         self._body = b""
+        self._is_stream = False
         self._parser = SseParser()
 
     @property
@@ -98,6 +100,7 @@ class Answer:
         self.status = status
         self.content_type = headers.get(b"content-type", b"").decode("latin-1").strip().lower()
         self.retry_after_s = _number(headers.get(b"retry-after"))
+        self._is_stream = status == 200 and self.content_type.startswith("text/event-stream")
         for name in QUEUE_WAIT_HEADERS:
             if name in headers:
                 self.queue_wait_ms = _number(headers[name])
@@ -106,7 +109,7 @@ class Answer:
         """Take a piece of the body. Never raises: what is wrong becomes a failure."""
         if self.failure is not None:
             return
-        if self.status != 200 or not self.content_type.startswith("text/event-stream"):
+        if not self._is_stream:
             self._body = (self._body + chunk)[:MAX_ERROR_BYTES]
             return
         self.done_at = now
@@ -153,7 +156,7 @@ class Answer:
             self.fail(Failure.RESET, "the connection closed before a response", now)
         elif self.status != 200:
             self.fail(Failure.HTTP_STATUS, error_message(self._body), now)
-        elif not self.content_type.startswith("text/event-stream"):
+        elif not self._is_stream:
             kind = self.content_type or "no content type"
             self.fail(Failure.NOT_SSE, f"{kind}: {error_message(self._body)[:100]}", now)
         elif not self.is_done and not (is_complete and self.finish_reason is not None):

@@ -88,24 +88,38 @@ class Client:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
-        loop = asyncio.get_running_loop()
-        host, port = self._target.host, self._target.port
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                transport, connection = await loop.create_connection(
-                    lambda: Connection(self._release), host, port, ssl=self._tls
-                )
+                return await self._open(is_slow=is_slow)
         except TimeoutError:
-            answer.fail(Failure.CONNECT, "no connection within 10 s", time.perf_counter())
-            return None
+            answer.fail(Failure.CONNECT, f"no connection within {CONNECT_TIMEOUT_S:g} s", time.perf_counter())
         except OSError as error:
             answer.fail(Failure.CONNECT, str(error), time.perf_counter())
-            return None
-        connected = transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if is_slow:
-                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_SOCKET_BUFFER_BYTES)
+        return None
+
+    async def _open(self, *, is_slow: bool) -> Connection:
+        loop = asyncio.get_running_loop()
+        host, port = self._target.host, self._target.port
+        if not is_slow:
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._release), host, port, ssl=self._tls
+            )
+            return connection
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        slow = socket.socket(family, kind, protocol)
+        try:
+            slow.setblocking(False)
+            # Before connecting: the window offered to the server follows from it.
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_SOCKET_BUFFER_BYTES)
+            await loop.sock_connect(slow, address)
+            name = host if self._tls is not None else None
+            _, connection = await loop.create_connection(
+                lambda: Connection(self._release), sock=slow, ssl=self._tls, server_hostname=name
+            )
+        except BaseException:
+            slow.close()
+            raise
         return connection
 
     def _release(self, connection: Connection) -> None:

@@ -119,7 +119,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
-        if self._answer is None:
+        answer = self._answer
+        if answer is None:
             # Bytes nobody asked for would be taken for the next answer.
             self.hang_up()
             return
@@ -128,13 +129,14 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.give_up(Failure.NOT_HTTP, f"the response is not HTTP/1.1: {error}")
             return
-        if self._answer is not None:
-            if self._answer.wants_hang_up:
-                self._answer.cancel(self._now)
-                self._end(is_complete=False)
-                self.hang_up()
-            elif self._read_bytes_per_s:
-                self._rest(len(data) / self._read_bytes_per_s)
+        if self._answer is None:
+            return
+        if answer.stop_after and answer.wants_hang_up:
+            answer.cancel(self._now)
+            self._end(is_complete=False)
+            self.hang_up()
+        elif self._read_bytes_per_s:
+            self._rest(len(data) / self._read_bytes_per_s)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the Answer says what was lost
         self.is_open = False

@@ -98,7 +98,7 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
     cpu_s: float
     """User and system time of the driving loop, start-up excluded."""
     loop_lag_ms: list[float]
-    """How late a 20 ms timer fired, sampled through the run."""
+    """How late a timer fired, probed 20 times per second."""
 
 
 class WorkerCrash(msgspec.Struct, frozen=True, kw_only=True, tag="crash"):

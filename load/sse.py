@@ -38,11 +38,6 @@ class SseParser:
                 return events
         return self._feed_lines(chunk)
 
-    @property
-    def is_between_events(self) -> bool:
-        """Whether nothing of an unfinished event is held: a stream cut elsewhere was truncated."""
-        return not self._partial and not self._data
-
     def _feed_lines(self, chunk: bytes) -> list[bytes]:
         if not chunk:
             return []

@@ -31,7 +31,7 @@ from load.words import PromptWriter, WordSource
 from load.workload import Workload
 
 PROGRESS_S: Final = 0.25
-LAG_PROBE_S: Final = 0.02
+LAG_PROBE_S: Final = 0.05
 STOP_GRACE_S: Final = 0.2
 RETRY_STATUSES: Final = (429, 503)
 STOP: Final = b"stop"
