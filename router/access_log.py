@@ -151,8 +151,10 @@ class AccessWriter:
             while len(lines) < MAX_LINES_AT_ONCE and not self._lines.empty():
                 lines.append(self._lines.get())
             is_open = lines[-1] is not None
+            data = b"".join(encoder.encode(line) + b"\n" for line in lines if line is not None)
             try:
-                self._stream.write(b"".join(encoder.encode(line) + b"\n" for line in lines if line))
+                if data:
+                    self._stream.write(data)
             except OSError as error:
                 self._num_dropped += len(lines)
                 _log.warning("the access log cannot be written: %s", error)
