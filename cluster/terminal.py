@@ -71,5 +71,6 @@ def ready_lines(config: ClusterConfig, url: str, state: LoadState) -> str:
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
     }
-    curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    key = "" if config.access.keys_file is None else ' -H "Authorization: Bearer $KEY"'
+    curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     return f"{' · '.join(facts)}\n{curl}"
