@@ -37,6 +37,8 @@ MAX_UNACKED_FRAMES: Final = 256
 """Beyond this many unacknowledged frames a replica coalesces deltas instead of sending more frames."""
 MAX_UNACKED_S: Final = 10.0
 """The epoch of a router that acknowledges nothing for this long, with deltas outstanding, is ended."""
+CREDIT_TTL_S: Final = 3.0
+"""Credits are void after so long: they come with every frame and every reply."""
 MAX_FRAME_BYTES: Final = 90_000
 """Frames stay below Ray's limit for inline results (100 KB); larger steps are split over frames."""
 
@@ -121,6 +123,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     trace_id: str = ""
     """The id the client sees; for logs only."""
 
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that this attempt is to generate."""
+        return len(self.indexes)
+
+    def num_blocks(self, block_size: int) -> int:
+        """KV blocks that this attempt needs to start; its outputs share the prompt's."""
+        resumed = sum(len(ids) // block_size + 1 for ids in self.resumed_output_ids[1:])
+        first = len(self.resumed_output_ids[0]) if self.resumed_output_ids else 0
+        alone = -(-(len(self.prompt_ids) + first + 1) // block_size)
+        return alone + (resumed or self.num_outputs - 1)
+
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One alternative at a position."""
@@ -185,6 +199,10 @@ class TierLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_waiting: int
     queued_tokens: int
     """Tokens still to be computed before these sequences decode."""
+    held_blocks: int = 0
+    """Blocks of its running sequences, shared ones counted once per holder."""
+    waiting_blocks: int = 0
+    """Blocks that its waiting sequences need to start."""
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -202,6 +220,36 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     overloaded: bool = False
     """The prefill chunk is at its floor: the ITL budget cannot be kept with this load."""
     tiers: tuple[TierLoad, ...] = ()
+    prefill_tokens_per_s: float = 0.0
+    """How fast prompts are computed beside the present decodes; 0 = not known yet."""
+
+
+class TierDemand(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a router would send of one tier if it could."""
+
+    tier: int
+    num_outputs: int
+
+
+class TierCredit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How much a router may have submitted in its epoch, in all, of one tier and the better ones."""
+
+    tier: int
+    num_outputs: int
+    num_blocks: int
+
+
+class Credits(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica lets a router submit; every message with a higher number replaces it.
+
+    Totals instead of increments: what is under way counts as used, and a lost message costs nothing.
+    They are no promise: another router may be granted the same seat later. For a tier that is not
+    listed the largest listed one below it counts. Void after CREDIT_TTL_S without a newer one.
+    """
+
+    number: int = 0
+    tiers: tuple[TierCredit, ...] = ()
+    """Ascending by tier, from 0."""
 
 
 class StepOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -215,6 +263,8 @@ class StepOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     """Wall-clock seconds when the step ended; differences across hosts include their clock skew."""
     load: ReplicaLoad
     deltas: list[TokenDelta] = []
+    credits: Credits = Credits()
+    """What the router may submit as of this step."""
 
 
 class FrameBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -252,6 +302,8 @@ class CommandBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     commands: tuple[Submit | Abort, ...] = ()
     acked_frame: int = 0
     """The highest frame number that arrived with all before it."""
+    demand: tuple[TierDemand, ...] = ()
+    """What the router has queued: credits are split by it."""
 
 
 class BatchReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -264,6 +316,8 @@ class BatchReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The batch's router epoch is over here: nothing of it runs, and nothing more of it is applied."""
     load: ReplicaLoad | None = None
     """The replica's state after its last step, for routers that receive no frames just now."""
+    credits: Credits = Credits()
+    """What the router may submit, this batch counted."""
     failure: str | None = None
     """Why this replica must be replaced, a step that never ends for one: expect nothing more of it."""
 

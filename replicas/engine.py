@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, SamplingParams, TokenDelta
 from replicas.config import ResolvedConfig
+from replicas.credits import Capacity
 from replicas.errors import PromptTooLongError, RequestError
 from replicas.scheduler import Outputs, Scheduler
 from replicas.step import Runner, Step, StepResult
@@ -70,6 +71,19 @@ class Engine:
         self._last_step_s = 0.0
         self._slowest_recent_s = 0.0
         self._failed_steps = 0
+
+    @property
+    def capacity(self) -> Capacity:
+        """What routers may be granted of this engine."""
+        config = self._config
+        is_continuous = config.batching == "continuous"
+        return Capacity(
+            max_num_seqs=config.max_num_seqs,
+            block_size=config.block_size,
+            takes_seats=config.preemption and is_continuous,
+            # A static batch starts as a whole: its successor must be here when it ends.
+            look_ahead=None if is_continuous else config.max_num_seqs,
+        )
 
     @property
     def has_work(self) -> bool:

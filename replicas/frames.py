@@ -2,10 +2,20 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
-from replicas.api import MAX_FRAME_BYTES, MAX_UNACKED_FRAMES, ReplicaLoad, StepOutputs, TokenDelta
+from replicas.api import (
+    MAX_FRAME_BYTES,
+    MAX_UNACKED_FRAMES,
+    Credits,
+    ReplicaLoad,
+    StepOutputs,
+    TokenDelta,
+)
+
+NO_CREDITS: Final = Credits()
 
 
 class FrameWindow:
@@ -40,24 +50,33 @@ class FrameWindow:
         """Seconds since the last sign of progress while something is outstanding; 0 if nothing is."""
         return 0.0 if self._stalled_since is None else now - self._stalled_since
 
-    def push(self, deltas: list[TokenDelta], load: ReplicaLoad, sent_at: float, now: float) -> list[bytes]:
-        """Take over a step's deltas; return the frames that are to be sent now."""
-        if not deltas:
-            return []
-        if self._stalled_since is None:
-            self._stalled_since = now
-        if not self._pending and self._has_room():
-            return self._make(deltas, load, sent_at)
-        self._coalesce(deltas)
-        return self.flush(load, sent_at)
+    def push(
+        self,
+        deltas: list[TokenDelta],
+        load: ReplicaLoad,
+        sent_at: float,
+        now: float,
+        credits: Credits = NO_CREDITS,
+    ) -> list[bytes]:
+        """Take over a step's deltas; return the frames that are to be sent now.
 
-    def flush(self, load: ReplicaLoad, sent_at: float) -> list[bytes]:
+        Without deltas a frame is made of the rest alone, if there is room.
+        """
+        is_open = not self._pending and self._has_room()
+        if self._stalled_since is None and (deltas or is_open):
+            self._stalled_since = now
+        if is_open:
+            return self._make(deltas, load, sent_at, credits)
+        self._coalesce(deltas)
+        return self.flush(load, sent_at, credits)
+
+    def flush(self, load: ReplicaLoad, sent_at: float, credits: Credits = NO_CREDITS) -> list[bytes]:
         """Return frames for all that is pending, if the window has room for any."""
         if not self._pending or not self._has_room():
             return []
         deltas = list(self._pending.values())
         self._pending.clear()
-        return self._make(deltas, load, sent_at)
+        return self._make(deltas, load, sent_at, credits)
 
     def acknowledge(self, number: int, now: float) -> None:
         """Forget the frames up to `number`. Numbers below the last one, or never sent, change nothing."""
@@ -96,13 +115,15 @@ class FrameWindow:
             else:
                 waiting.append(delta)
 
-    def _make(self, deltas: list[TokenDelta], load: ReplicaLoad, sent_at: float) -> list[bytes]:
+    def _make(
+        self, deltas: list[TokenDelta], load: ReplicaLoad, sent_at: float, credits: Credits
+    ) -> list[bytes]:
         """Encode `deltas` into as many frames as they need, halving what is too large. In order."""
         frames: list[bytes] = []
         todo = [deltas]
         while todo:
             part = todo.pop()
-            outputs = StepOutputs(self._replica_epoch, self.number + 1, sent_at, load, part)
+            outputs = StepOutputs(self._replica_epoch, self.number + 1, sent_at, load, part, credits)
             frame = self._encoder.encode(outputs)
             halves = _halve(part) if len(frame) >= MAX_FRAME_BYTES else None
             if halves is None:

@@ -93,7 +93,7 @@ class EnginePump:
         self.card = card
         self._clock = clock
         self._wall_clock = wall_clock
-        self._sessions = Sessions(card.replica_epoch)
+        self._sessions = Sessions(card.replica_epoch, engine.capacity)
         self._subscriptions: dict[int, Subscription] = {}
         self._next_key = 0
         self._commands: deque[EngineCommand] = deque()

@@ -178,20 +178,32 @@ class Scheduler:
         )
 
     def _tier_loads(self) -> tuple[TierLoad, ...]:
+        size = self.config.block_size
         num_running: dict[int, int] = {}
         queued_tokens: dict[int, int] = {}
+        held_blocks: dict[int, int] = {}
         for sequence in self._running:
             tier = sequence.request.tier
             num_running[tier] = num_running.get(tier, 0) + 1
+            held_blocks[tier] = held_blocks.get(tier, 0) + len(sequence.block_table)
             to_go = len(sequence.token_ids) - sequence.num_computed_tokens
             if to_go > 1:
                 queued_tokens[tier] = queued_tokens.get(tier, 0) + to_go
-        num_waiting = {}
+        num_waiting: dict[int, int] = {}
+        waiting_blocks: dict[int, int] = {}
         for tier, queue in self._waiting.tiers.items():
             num_waiting[tier] = len(queue)
+            waiting_blocks[tier] = queue.num_tokens // size + len(queue)
             queued_tokens[tier] = queued_tokens.get(tier, 0) + queue.num_tokens
         return tuple(
-            TierLoad(tier, num_running.get(tier, 0), num_waiting.get(tier, 0), queued_tokens.get(tier, 0))
+            TierLoad(
+                tier,
+                num_running.get(tier, 0),
+                num_waiting.get(tier, 0),
+                queued_tokens.get(tier, 0),
+                held_blocks.get(tier, 0),
+                waiting_blocks.get(tier, 0),
+            )
             for tier in sorted(num_running.keys() | num_waiting.keys())
         )
 

@@ -26,12 +26,14 @@ from replicas.api import (
     Abort,
     BatchReply,
     CommandBatch,
+    Credits,
     GenerateRequest,
     ReplicaLoad,
     Submit,
     Subscribe,
     TokenDelta,
 )
+from replicas.credits import Account, Capacity, CreditBook
 from replicas.frames import FrameWindow
 from replicas.tombstones import Tombstones
 
@@ -89,6 +91,7 @@ class Applied:
 @dataclass(slots=True)
 class _OpenRequest:
     attempt: int
+    tier: int
     indexes: set[int]
     """Outputs that have not finished."""
 
@@ -96,7 +99,9 @@ class _OpenRequest:
 class _Session:
     """One router epoch: its commands in order, its open requests, its frames, its lease."""
 
-    def __init__(self, router_id: str, epoch: int, replica_epoch: int, now: float) -> None:
+    def __init__(
+        self, router_id: str, epoch: int, replica_epoch: int, credit_book: CreditBook, now: float
+    ) -> None:
         self.router_id = router_id
         self.epoch = epoch
         self.owner = f"{router_id}:{epoch}"
@@ -106,6 +111,10 @@ class _Session:
         self.heard_at = now
         self.applied = 0
         self.open: dict[int, _OpenRequest] = {}
+        self.account = Account()
+        self.granted = 0
+        """Outputs granted with the last message."""
+        self._credit_book = credit_book
         self._early: dict[int, Submit | Abort] = {}
         self._closed = Tombstones[int](max_entries=MAX_TOMBSTONES, max_age_s=TOMBSTONE_S)
 
@@ -119,6 +128,7 @@ class _Session:
             self.applied += 1
             command = self._early.pop(self.applied)
             if isinstance(command, Submit):
+                self._credit_book.submitted(self.account, command.request)
                 commands += self._submit(command.request, now)
             else:
                 commands += self._abort(command, now)
@@ -134,7 +144,8 @@ class _Session:
             if running.attempt >= attempt:
                 return []
             commands += self._abort(Abort(request_id, running.attempt), now)
-        self.open[request_id] = _OpenRequest(attempt, set(request.indexes))
+        self.open[request_id] = _OpenRequest(attempt, request.tier, set(request.indexes))
+        self.account.num_open[request.tier] += request.num_outputs
         commands.append(AddRequest(owner=self.owner, request=request))
         return commands
 
@@ -144,6 +155,7 @@ class _Session:
         if running is None or running.attempt > abort.attempt:
             return []
         del self.open[abort.request_id]
+        self.account.num_open[running.tier] -= len(running.indexes)
         return [AbortRequest(owner=self.owner, request_id=abort.request_id, attempt=running.attempt)]
 
     def keep_wanted(self, deltas: list[TokenDelta], now: float) -> list[TokenDelta]:
@@ -156,6 +168,7 @@ class _Session:
             wanted.append(delta)
             if delta.finish_reason is not None:
                 request.indexes.remove(delta.index)
+                self.account.num_open[request.tier] -= 1
                 if not request.indexes:
                     del self.open[delta.request_id]
                     self._closed.bury(delta.request_id, delta.attempt, now)
@@ -188,8 +201,10 @@ class _Session:
 class Sessions:
     """All routers of one replica; see the top of this file for the calls and their order."""
 
-    def __init__(self, replica_epoch: int) -> None:
+    def __init__(self, replica_epoch: int, capacity: Capacity) -> None:
         self._replica_epoch = replica_epoch
+        self._credit_book = CreditBook(capacity)
+        self._num_credits = 0
         self._sessions: dict[str, _Session] = {}  # by router id: the current epoch
         self._by_owner: dict[str, _Session] = {}
         self._ended = Tombstones[str](max_entries=MAX_TOMBSTONES, max_age_s=TOMBSTONE_S)
@@ -215,7 +230,7 @@ class Sessions:
         if frames is None:
             self._end(session, effects, now)
         else:
-            frames += session.window.flush(self._load, self._sent_at)
+            frames += session.window.flush(self._load, self._sent_at, self._credits(session))
             self._deliver(session, frames, effects)
         return effects
 
@@ -235,10 +250,15 @@ class Sessions:
             )
             return Applied(reply=reply, effects=effects)
         effects.commands.extend(session.apply(batch, now))
+        session.account.declare(batch.demand)
         session.window.acknowledge(batch.acked_frame, now)
-        self._deliver(session, session.window.flush(self._load, self._sent_at), effects)
+        credits = self._credits(session)
+        self._deliver(session, session.window.flush(self._load, self._sent_at, credits), effects)
         reply = BatchReply(
-            replica_epoch=self._replica_epoch, applied_through=session.applied, load=self._load
+            replica_epoch=self._replica_epoch,
+            applied_through=session.applied,
+            load=self._load,
+            credits=credits,
         )
         return Applied(reply=reply, effects=effects)
 
@@ -252,12 +272,18 @@ class Sessions:
         """
         self._load = load
         self._sent_at = sent_at
+        self._credit_book.report(load)
         effects = Effects()
-        for owner, deltas in outputs.items():
-            session = self._by_owner.get(owner)
-            if session is not None:
-                wanted = session.keep_wanted(deltas, now)
-                self._deliver(session, session.window.push(wanted, load, sent_at, now), effects)
+        for owner, session in self._by_owner.items():
+            wanted = session.keep_wanted(outputs.get(owner, []), now)
+            is_eager = session.account.demand.total() > 0
+            if not wanted and not is_eager:
+                continue
+            granted, credits = session.granted, self._credits(session)
+            # A router without outputs here hears of nothing; it would wait for its next ping.
+            if wanted or session.granted > granted:
+                frames = session.window.push(wanted, load, sent_at, now, credits)
+                self._deliver(session, frames, effects)
         return effects
 
     def expire(self, now: float) -> Effects:
@@ -282,7 +308,7 @@ class Sessions:
             self._end(session, effects, now)
             session = None
         if session is None:
-            session = _Session(router_id, epoch, self._replica_epoch, now)
+            session = _Session(router_id, epoch, self._replica_epoch, self._credit_book, now)
             self._sessions[router_id] = self._by_owner[session.owner] = session
         session.heard_at = now
         return session
@@ -293,6 +319,13 @@ class Sessions:
         ended = session.end()
         effects.commands.extend(ended.commands)
         effects.deliveries.extend(ended.deliveries)
+
+    def _credits(self, session: _Session) -> Credits:
+        accounts = (other.account for other in self._by_owner.values())
+        tiers = self._credit_book.grant(session.account, accounts)
+        session.granted = max(credit.num_outputs for credit in tiers)
+        self._num_credits += 1
+        return Credits(self._num_credits, tiers)
 
     @staticmethod
     def _deliver(session: _Session, frames: list[bytes], effects: Effects) -> None:

@@ -2,15 +2,27 @@
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from contextvars import Context
 from random import Random
 from typing import Final
 
-from replicas.api import GenerateRequest, ModelCard, ReplicaLoad, SamplingParams, TokenDelta
+from replicas.api import (
+    GenerateRequest,
+    ModelCard,
+    ReplicaLoad,
+    SamplingParams,
+    TierDemand,
+    TokenDelta,
+)
 from router.connection import Connection
+from router.dispatch import Dispatcher, Verdict, Waiting
 from router.errors import NoReplicaError
-from router.replica_generation import ReplicaGeneration
-from router.routing import Candidate, choose
+from router.fairness import service
+from router.prefix_index import prefix_hashes
+from router.replica_generation import Client, ReplicaGeneration
+from router.routing import Choice, choose
+from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import Transport
 
 MAX_LOSSES: Final = 3
@@ -29,6 +41,7 @@ class ReplicaBackend:
         router_id: str,
         first_epoch: int,
         draw: Random,
+        tiers: Iterable[Tier] = DEFAULT_TIERS,
         resume_wait_s: float = RESUME_WAIT_S,
     ) -> None:
         """`first_epoch` must be above all epochs of earlier processes with the same `router_id`."""
@@ -43,8 +56,10 @@ class ReplicaBackend:
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[int, ReplicaGeneration] = {}
-        self._unplaced: dict[int, asyncio.TimerHandle] = {}
-        """Requests without a replica -> what ends their wait."""
+        self._dispatcher = Dispatcher({tier.level: tier.aging_s for tier in tiers})
+        self._will_dispatch = False
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        """Requests that wait for a replica -> what ends their wait."""
 
     def start(self) -> None:
         """Begin to follow the carrier's replicas. Call once, on the event loop."""
@@ -54,7 +69,7 @@ class ReplicaBackend:
         """End all connections; what is still open ends with an error."""
         self._is_closed = True
         self._candidates = frozenset()
-        for request_id in list(self._unplaced):
+        for request_id in list(self._timers):
             self._give_up(request_id)
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -92,6 +107,8 @@ class ReplicaBackend:
         tier: int = 0,
         cache_salt: str = "",
         trace_id: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> ReplicaGeneration:
         if not self.ready():
             raise NoReplicaError("no replica can serve now")
@@ -104,9 +121,11 @@ class ReplicaBackend:
             cache_salt=cache_salt,
             trace_id=trace_id,
         )
-        generation = ReplicaGeneration(request, self._forget)
+        client = Client(tenant=tenant, weight=weight, hashes=prefix_hashes(prompt_ids, cache_salt))
+        generation = ReplicaGeneration(request, client, self._forget)
         self._generations[request.request_id] = generation
-        self._place_or_wait(generation)
+        self._queue(generation, is_new=True)
+        self._dispatch()
         return generation
 
     def _forget(self, generation: ReplicaGeneration) -> None:
@@ -117,51 +136,93 @@ class ReplicaBackend:
         self._stop_waiting(request_id)
         if generation.connection is not None:
             generation.connection.abort(request_id)
+            if not generation.has_begun:
+                self._charge(generation, -len(generation.request.prompt_ids))
+        self._dispatch_soon()
 
-    # Placing
+    # Waiting
 
-    def _place_or_wait(self, generation: ReplicaGeneration) -> None:
-        if not self._place(generation):
-            request_id = generation.request.request_id
-            self._unplaced[request_id] = asyncio.get_running_loop().call_later(
-                self._resume_wait_s, self._give_up, request_id
-            )
-
-    def _place(self, generation: ReplicaGeneration) -> bool:
-        """Give the generation to a replica that can begin, or go on with, it; False if there is none."""
-        fingerprint = generation.fingerprint
-        candidates = [
-            Candidate(replica=connection.replica, num_busy=connection.streams.num_busy)
-            for connection in self._connections.values()
-            if connection.card is not None
-            and connection.streams is not None
-            and connection.streams.is_confirmed
-            and not connection.draining
-            and fingerprint in (None, connection.card.fingerprint)
-        ]
-        if not candidates:
-            return False
-        connection = self._connections[choose(candidates, self._draw).replica]
-        assert connection.card is not None
-        generation.connection = connection
-        generation.fingerprint = connection.card.fingerprint
-        connection.submit(generation.request)
-        return True
-
-    def _place_waiting(self) -> None:
-        """Try again what waits: a replica has become usable."""
-        for request_id in list(self._unplaced):
-            if self._place(self._generations[request_id]):
-                self._stop_waiting(request_id)
+    def _queue(self, generation: ReplicaGeneration, *, is_new: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        request = generation.request
+        waiting = Waiting(
+            key=request.request_id,
+            tenant=generation.client.tenant,
+            tier=request.tier,
+            num_outputs=request.num_outputs,
+            queued_at=loop.time(),
+        )
+        if is_new:
+            self._dispatcher.add(waiting)
+        else:
+            self._dispatcher.add_first(waiting)
+        self._timers[waiting.key] = loop.call_later(self._resume_wait_s, self._give_up, waiting.key)
 
     def _stop_waiting(self, request_id: int) -> None:
-        timer = self._unplaced.pop(request_id, None)
+        self._dispatcher.remove(request_id)
+        timer = self._timers.pop(request_id, None)
         if timer is not None:
             timer.cancel()
 
     def _give_up(self, request_id: int) -> None:
         self._stop_waiting(request_id)
-        self._generations.pop(request_id).fail("no replica could go on with this request in time")
+        self._generations.pop(request_id).fail("no replica could take this request in time")
+
+    # Dispatching
+
+    def _dispatch_soon(self) -> None:
+        """Dispatch in the next loop tick, once for all that happens in this one."""
+        if not self._will_dispatch and len(self._dispatcher):
+            self._will_dispatch = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._will_dispatch = False
+        self._dispatcher.dispatch(asyncio.get_running_loop().time(), self._place)
+        for connection in self._connections.values():
+            connection.demand_changed()
+
+    def _demand(self) -> tuple[TierDemand, ...]:
+        return self._dispatcher.demand(len(self._connections))
+
+    def _place(self, waiting: Waiting, starved_s: float) -> Verdict:
+        """Submit a request to the best replica with room for it, if there is one."""
+        generation = self._generations[waiting.key]
+        request = generation.request
+        is_impatient = waiting.is_impatient(asyncio.get_running_loop().time())
+        candidates = []
+        has_seat = False
+        for connection in self._connections.values():
+            room = connection.room(request.tier)
+            if room is None or room.num_outputs < 1:
+                continue
+            has_seat = True
+            card = connection.card
+            assert card is not None, "room without a card"
+            fits = is_impatient or (
+                room.num_outputs >= min(request.num_outputs, card.max_num_seqs)
+                and room.num_blocks >= request.num_blocks(card.block_size)
+            )
+            if fits and generation.fingerprint in (None, card.fingerprint):
+                candidates.append(connection.as_candidate(generation.client.hashes))
+        if not candidates:
+            return Verdict.NO_ROOM if has_seat else Verdict.NO_SEAT
+        self._submit(generation, choose(candidates, self._draw), starved_s)
+        return Verdict.PLACED
+
+    def _submit(self, generation: ReplicaGeneration, choice: Choice, starved_s: float) -> None:
+        connection = self._connections[choice.replica]
+        assert connection.card is not None, f"{choice.replica} was chosen without a card"
+        request_id = generation.request.request_id
+        self._timers.pop(request_id).cancel()
+        generation.send_to(connection, connection.card.fingerprint, starved_s)
+        connection.submit(generation.request, generation.client.hashes)
+        self._charge(generation, len(generation.request.prompt_ids))
+
+    def _charge(self, generation: ReplicaGeneration, num_input: int, num_output: int = 0) -> None:
+        client = generation.client
+        amount = service(num_input, num_output)
+        self._dispatcher.charge(generation.request.tier, client.tenant, amount, client.weight)
 
     # Replicas
 
@@ -180,7 +241,8 @@ class ReplicaBackend:
             self._epochs,
             deliver=self._deliver,
             fail=self._output_failed,
-            ready=self._place_waiting,
+            heard=self._dispatch_soon,
+            demand=self._demand,
         )
         self._connections[name] = connection
         task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
@@ -194,6 +256,8 @@ class ReplicaBackend:
 
     def _deliver(self, delta: TokenDelta) -> None:
         generation = self._generations[delta.request_id]
+        num_refunded = 0 if generation.request.attempt else delta.num_cached_tokens or 0
+        self._charge(generation, -num_refunded, len(delta.token_ids))
         generation.push(delta)
         if generation.has_ended:
             del self._generations[delta.request_id]
@@ -203,11 +267,11 @@ class ReplicaBackend:
         generation = self._generations.get(delta.request_id)
         if generation is None or generation.request.attempt != delta.attempt:
             return  # the first of its outputs took the others along
-        generation.connection = None
         generation.num_losses += 1
         if self._is_closed or generation.num_losses >= MAX_LOSSES:
             del self._generations[delta.request_id]
             generation.fail(delta.error or "the replica of this request was lost")
             return
         generation.begin_attempt()
-        self._place_or_wait(generation)
+        self._queue(generation)
+        self._dispatch_soon()

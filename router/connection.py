@@ -3,21 +3,26 @@ of router/streams.py."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+import math
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context
 from typing import Any, Final
 
 import msgspec
 
 from replicas.api import (
+    CREDIT_TTL_S,
     PING_INTERVAL_S,
     BatchReply,
     GenerateRequest,
     ModelCard,
     StepOutputs,
+    TierDemand,
     TokenDelta,
 )
-from router.streams import EpochOverError, ReplicaStreams, SubscriptionBrokenError
+from router.prefix_index import STRIDE_TOKENS, PrefixIndex
+from router.routing import Candidate
+from router.streams import EpochOverError, ReplicaStreams, Room, SubscriptionBrokenError
 from router.transport import FrameStream, ReplicaGoneError, Transport
 
 CALL_TIMEOUT_S: Final = 3.0
@@ -50,10 +55,12 @@ class Connection:
         *,
         deliver: Callable[[TokenDelta], None],
         fail: Callable[[TokenDelta], None],
-        ready: Callable[[], None],
+        heard: Callable[[], None],
+        demand: Callable[[], tuple[TierDemand, ...]],
     ) -> None:
         """`deliver` gets every delta of the replica, `fail` an error for every output that was open when
-        an epoch ended; `ready` is called when the replica has confirmed a new epoch."""
+        an epoch ended; `heard` is called after every frame and reply: credits may have come. `demand` is
+        asked for what waits for credits."""
         self.replica = replica
         self.card: ModelCard | None = None
         """As of the current epoch; None while none is open."""
@@ -65,21 +72,45 @@ class Connection:
         self._epochs = epochs
         self._deliver = deliver
         self._fail = fail
-        self._ready = ready
+        self._heard = heard
+        self._demand = demand
+        self._heard_at = -math.inf
+        self._prefixes = PrefixIndex(0)
         self._over: asyncio.Future[None]
         self._tasks: set[asyncio.Task[None]] = set()
         self._will_send = False
 
-    def submit(self, request: GenerateRequest) -> None:
+    def submit(self, request: GenerateRequest, hashes: Sequence[int]) -> None:
         """Start a request in the current epoch; it leaves with all others of this loop tick."""
         assert self.streams is not None, f"{self.replica} has no open epoch"
         self.streams.submit(request)
+        self._prefixes.note(hashes)
         self._send_soon()
 
     def abort(self, request_id: int) -> None:
         """End a request, if it is open here."""
         if self.streams is not None:
             self.streams.abort(request_id)
+            self._send_soon()
+
+    def room(self, tier: int) -> Room | None:
+        """What may be submitted now; None when nothing, because the replica drains, is new or silent."""
+        if self.streams is None or self.draining or not self.streams.is_confirmed:
+            return None
+        if asyncio.get_running_loop().time() - self._heard_at > CREDIT_TTL_S:
+            return None
+        return self.streams.room(tier)
+
+    def as_candidate(self, hashes: Sequence[int]) -> Candidate:
+        """Describe the replica to routing, for a prompt of these prefix hashes. Needs an open epoch."""
+        assert self.streams is not None, f"{self.replica} has no open epoch"
+        matched = self._prefixes.match(hashes) / len(hashes) if hashes else 0.0
+        return Candidate(replica=self.replica, num_busy=self.streams.num_busy, matched=matched)
+
+    def demand_changed(self) -> None:
+        """Tell the replica at once when requests begin, or cease, to wait for its credits."""
+        streams = self.streams
+        if streams is not None and not self.draining and bool(self._demand()) != streams.is_demanding:
             self._send_soon()
 
     def set_draining(self, draining: bool) -> None:
@@ -105,10 +136,11 @@ class Connection:
         """Return when drained; raise when the epoch is over for another reason."""
         async with asyncio.timeout(CARD_TIMEOUT_S):
             card = _decode_card(await self._transport.card(self.replica))
-        streams = ReplicaStreams(self._router_id, next(self._epochs), card.replica_epoch)
+        streams = ReplicaStreams(self._router_id, next(self._epochs), card.replica_epoch, card.block_size)
         self._over = asyncio.get_running_loop().create_future()
         self._will_send = False
         self.card, self.streams = card, streams
+        self._prefixes = PrefixIndex(card.num_blocks * card.block_size // STRIDE_TOKENS)
         try:
             self._start(self._read(streams))
             self._start(self._ping())
@@ -146,6 +178,7 @@ class Connection:
                 for delta in streams.receive(_decode_frame(frame)):
                     self._deliver(delta)
                 num_frames += 1
+                self._note_heard()
                 if streams.wants_batch:
                     self._send_soon()
                 self._end_if_drained()
@@ -172,20 +205,22 @@ class Connection:
         streams = self.streams
         if streams is None:
             return
-        batch = _encode(streams.take_batch())
+        batch = _encode(streams.take_batch(() if self.draining else self._demand()))
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 reply = await self._transport.send(self.replica, batch)
         except TimeoutError:
             streams.lost()
         else:
-            was_confirmed = streams.is_confirmed
             streams.replied(_decode_reply(reply))
-            if not was_confirmed:
-                self._ready()
+            self._note_heard()
         if streams.wants_batch:
             self._send_soon()
         self._end_if_drained()
+
+    def _note_heard(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        self._heard()
 
     def _end_if_drained(self) -> None:
         streams = self.streams

@@ -2,10 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import msgspec
 
 from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
 from router.resume import Transcript
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """What dispatching must know of a request beside itself."""
+
+    tenant: str
+    weight: float
+    """Share of the service among the tenants of a tier."""
+    hashes: list[int]
+    """router.prefix_index.prefix_hashes of the prompt."""
 
 
 class ReplicaGeneration:
@@ -15,8 +29,11 @@ class ReplicaGeneration:
     output, and its size is bounded by max_tokens.
     """
 
-    def __init__(self, request: GenerateRequest, forget: Callable[["ReplicaGeneration"], None]) -> None:
+    def __init__(
+        self, request: GenerateRequest, client: Client, forget: Callable[["ReplicaGeneration"], None]
+    ) -> None:
         """`forget` is called when the consumer aborts."""
+        self.client = client
         self.request = request
         """The present attempt."""
         self.connection: Connection | None = None
@@ -25,6 +42,8 @@ class ReplicaGeneration:
         """Of the replica that began; only an equal one can go on."""
         self.num_losses = 0
         """Replicas lost under it."""
+        self.has_begun = False
+        """Its present replica has sent something."""
         self._forget = forget
         self._transcript = Transcript(request.indexes)
         self._waiting: dict[int, TokenDelta] = {}  # by output index, oldest first
@@ -49,8 +68,15 @@ class ReplicaGeneration:
         """Every output has its finish."""
         return not self._transcript.running
 
+    def send_to(self, connection: Connection, fingerprint: str, starved_s: float) -> None:
+        """Note whose replica works on it from now on; `starved_s` is what aging counts there."""
+        self.connection = connection
+        self.fingerprint = fingerprint
+        self.request = msgspec.structs.replace(self.request, waited_s=starved_s)
+
     def push(self, delta: TokenDelta) -> None:
         """Hand a delta of the present attempt to the consumer."""
+        self.has_begun = True
         self._transcript.take(delta)
         waiting = self._waiting.get(delta.index)
         if waiting is None:
@@ -70,6 +96,8 @@ class ReplicaGeneration:
     def begin_attempt(self) -> None:
         """Make `request` the one that goes on where the last delta ended."""
         self.request = self._transcript.next_attempt(self.request)
+        self.connection = None
+        self.has_begun = False
 
     def abort(self) -> None:
         self._forget(self)

@@ -3,7 +3,7 @@
 Pure: no clock, no I/O. The shell (router/connection.py) carries the messages and says how that went.
 """
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -13,12 +13,14 @@ from replicas.api import (
     Abort,
     BatchReply,
     CommandBatch,
+    Credits,
     FinishReason,
     GenerateRequest,
     ReplicaLoad,
     StepOutputs,
     Submit,
     Subscribe,
+    TierDemand,
     TokenDelta,
 )
 
@@ -36,6 +38,14 @@ class SubscriptionBrokenError(Exception):
     """A frame is missing: subscribe again, and the replica repeats what did not arrive."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What may be submitted to a replica now, of one tier."""
+
+    num_outputs: int
+    num_blocks: int
+
+
 @dataclass(slots=True)
 class _OpenRequest:
     attempt: int
@@ -46,13 +56,19 @@ class _OpenRequest:
 class ReplicaStreams:
     """Numbers commands, repeats lost ones, puts frames in order, and knows which outputs are open."""
 
-    def __init__(self, router_id: str, epoch: int, replica_epoch: int) -> None:
+    def __init__(self, router_id: str, epoch: int, replica_epoch: int, block_size: int) -> None:
         self.load = ReplicaLoad()
         """The replica's last report."""
         self.num_outputs = 0
         """Open outputs of this router on the replica."""
         self.is_confirmed = False
         """The replica has answered a batch of this epoch and says that it is well."""
+        self.is_demanding = False
+        """The last batch taken said that requests wait for this replica's credits."""
+        self._block_size = block_size
+        self._credits = Credits()
+        self._num_submitted: Counter[int] = Counter()  # outputs of all submits of this epoch, by tier
+        self._submitted_blocks: Counter[int] = Counter()
         self._router_id = router_id
         self._epoch = epoch
         self._replica_epoch = replica_epoch
@@ -88,6 +104,22 @@ class ReplicaStreams:
         self._open[request.request_id] = _OpenRequest(request.attempt, set(request.indexes))
         self.num_outputs += len(request.indexes)
         self._unapplied.append(Submit(request))
+        self._num_submitted[request.tier] += request.num_outputs
+        self._submitted_blocks[request.tier] += request.num_blocks(self._block_size)
+
+    def room(self, tier: int) -> Room:
+        """What the replica grants for this tier, less what it was sent since."""
+        granted = None
+        for credit in self._credits.tiers:
+            if credit.tier > tier:
+                break
+            granted = credit
+        if granted is None:
+            return Room(num_outputs=0, num_blocks=0)
+        return Room(
+            num_outputs=granted.num_outputs - _through(tier, self._num_submitted),
+            num_blocks=granted.num_blocks - _through(tier, self._submitted_blocks),
+        )
 
     def abort(self, request_id: int) -> None:
         """Close what is open of a request: no further delta of it comes out of `receive` or `fail`."""
@@ -96,8 +128,8 @@ class ReplicaStreams:
             self.num_outputs -= len(request.indexes)
             self._unapplied.append(Abort(request_id, request.attempt))
 
-    def take_batch(self) -> CommandBatch:
-        """Return what is to be sent now; a ping if there is nothing.
+    def take_batch(self, demand: tuple[TierDemand, ...] = ()) -> CommandBatch:
+        """Return what is to be sent now; a ping if there is nothing. `demand` is what waits for credits.
 
         Exactly one call of `replied` or `lost` must follow for every batch taken.
         """
@@ -108,7 +140,9 @@ class ReplicaStreams:
             first_number=self._applied + self._num_sent + 1,
             commands=commands,
             acked_frame=self._received,
+            demand=demand,
         )
+        self.is_demanding = bool(demand)
         self._num_sent = len(self._unapplied)
         self._num_calls += 1
         self._acked = self._received
@@ -123,6 +157,7 @@ class ReplicaStreams:
         if reply.failure is not None:
             raise EpochOverError(f"the replica reports: {reply.failure}")
         self.is_confirmed = True
+        self._note_credits(reply.credits)
         if reply.load is not None:
             self._note_load(reply.load)
         num_applied = max(0, reply.applied_through - self._applied)
@@ -164,6 +199,7 @@ class ReplicaStreams:
         self._received = frame.number
         wanted = [delta for delta in frame.deltas if self._accept(delta)]
         self._note_load(frame.load)
+        self._note_credits(frame.credits)
         return wanted
 
     def fail(self, error: str) -> list[TokenDelta]:
@@ -192,6 +228,10 @@ class ReplicaStreams:
         self.load = load
         self._num_foreign = max(0, load.num_running + load.num_waiting - self.num_outputs)
 
+    def _note_credits(self, credits: Credits) -> None:
+        if credits.number > self._credits.number:
+            self._credits = credits
+
     def _check_epoch(self, replica_epoch: int) -> None:
         if replica_epoch != self._replica_epoch:
             raise EpochOverError("the replica has started anew")
@@ -202,3 +242,8 @@ class ReplicaStreams:
         self._num_lost += count_as_lost
         if self._num_lost >= MAX_LOST_BATCHES:
             raise EpochOverError(f"{self._num_lost} command batches in a row were lost")
+
+
+def _through(tier: int, by_tier: Counter[int]) -> int:
+    """Sum over this tier and the better ones."""
+    return sum(amount for other, amount in by_tier.items() if other <= tier)

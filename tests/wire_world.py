@@ -16,8 +16,11 @@ from replicas.api import (
     TokenDelta,
     TokenLogprobs,
 )
+from replicas.credits import Capacity
 from replicas.sessions import AbortRequest, AddRequest, Effects, Sessions
 from router.streams import EpochOverError, ReplicaStreams, SubscriptionBrokenError
+
+CAPACITY = Capacity(max_num_seqs=8, block_size=16)
 
 encode = msgspec.msgpack.encode
 
@@ -153,7 +156,7 @@ class Router:
 
     def begin(self, epoch: int, replica_epoch: int) -> None:
         self.epoch = epoch
-        self.streams = ReplicaStreams(self.name, epoch, replica_epoch)
+        self.streams = ReplicaStreams(self.name, epoch, replica_epoch, CAPACITY.block_size)
         self.calls = []
         self.subscribe()
 
@@ -188,7 +191,7 @@ class World:
         self.epochs = iter(range(1, 1 << 30))
         self.keys = iter(range(1 << 30))
         self.engine = FakeEngine()
-        self.sessions = Sessions(self.replica_epoch)
+        self.sessions = Sessions(self.replica_epoch, CAPACITY)
         self.by_key: dict[int, Subscription] = {}
         self.late_batches: list[bytes] = []
         self.late_subscriptions: list[bytes] = []
@@ -275,7 +278,7 @@ class World:
         self.by_key.clear()
         self.replica_epoch += 1
         self.engine = FakeEngine()
-        self.sessions = Sessions(self.replica_epoch)
+        self.sessions = Sessions(self.replica_epoch, CAPACITY)
 
     def _drop_subscription(self, router: Router) -> None:
         subscription = router.subscription

@@ -101,10 +101,19 @@ def start(command: list[str], config: Path, port: int) -> Server:
 
 def start_null(folder: Path, config: str) -> Server:
     """Start a server around a runner without a model; `config` is YAML below the `http` section."""
+    return _start(["cluster.bench.null_serve"], folder, config)
+
+
+def start_model(folder: Path, config: str) -> Server:
+    """Start `headway serve` itself, with the bundled model unless `config` names another."""
+    return _start(["cluster.cli", "serve", "--config"], folder, config)
+
+
+def _start(command: list[str], folder: Path, config: str) -> Server:
     port = free_port(random.Random())
     path = folder / "headway.yaml"
     path.write_text(f"http: {{port: {port}}}\n{config}")
-    return start(["cluster.bench.null_serve", str(path)], path, port)
+    return start([*command, str(path)], path, port)
 
 
 def wait_for(probe: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:

@@ -3,9 +3,11 @@ import msgspec
 from replicas.api import (
     MAX_FRAME_BYTES,
     MAX_UNACKED_FRAMES,
+    Credits,
     FinishReason,
     ReplicaLoad,
     StepOutputs,
+    TierCredit,
     TokenDelta,
     TokenLogprobs,
     TopLogprob,
@@ -42,8 +44,14 @@ def test_a_step_becomes_one_numbered_frame() -> None:
     assert [frame.number for frame in push(window, token(11))] == [2]
 
 
-def test_a_step_without_deltas_makes_no_frame() -> None:
-    assert push(open_window()) == []
+def test_a_step_without_deltas_can_carry_load_and_credits() -> None:
+    credits = Credits(3, (TierCredit(0, 5, 7),))
+    (frame,) = decode(open_window().push([], LOAD, 5.0, 0.0, credits))
+    assert (frame.number, frame.deltas, frame.credits) == (1, [], credits)
+
+
+def test_without_room_nothing_is_made_for_credits_alone() -> None:
+    assert FrameWindow(7).push([], LOAD, 5.0, 0.0) == []
 
 
 def test_unacknowledged_frames_are_sent_again_as_they_were() -> None:

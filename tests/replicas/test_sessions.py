@@ -9,11 +9,14 @@ from replicas.api import (
     Abort,
     BatchReply,
     CommandBatch,
+    Credits,
     FinishReason,
     ReplicaLoad,
     StepOutputs,
     Submit,
     Subscribe,
+    TierCredit,
+    TierDemand,
     TokenDelta,
 )
 from replicas.sessions import (
@@ -26,7 +29,7 @@ from replicas.sessions import (
     EngineCommand,
     Sessions,
 )
-from tests.wire_world import make_request
+from tests.wire_world import CAPACITY, make_request
 
 REPLICA_EPOCH = 7
 LOAD = ReplicaLoad(num_running=3)
@@ -82,7 +85,7 @@ def publish(sessions: Sessions, *deltas: TokenDelta, owner: str = "r:1", now: fl
 @pytest.fixture
 def sessions() -> Sessions:
     """One router, "r" in epoch 1, subscribed under key 100 at time 0."""
-    sessions = Sessions(REPLICA_EPOCH)
+    sessions = Sessions(REPLICA_EPOCH, CAPACITY)
     assert sessions.subscribe(100, make_subscribe(), now=0.0) == Effects()
     return sessions
 
@@ -93,7 +96,10 @@ def sessions() -> Sessions:
 def test_commands_go_to_the_engine_in_order(sessions: Sessions) -> None:
     applied = sessions.apply(make_batch(submit(1), submit(2), Abort(1, 0)), now=0.0)
     assert commands_of(applied) == [add(1), add(2), end(1)]
-    assert applied.reply == BatchReply(replica_epoch=REPLICA_EPOCH, applied_through=3, load=ReplicaLoad())
+    credits = Credits(2, (TierCredit(0, 2 + 8, 2),))
+    assert applied.reply == BatchReply(
+        replica_epoch=REPLICA_EPOCH, applied_through=3, load=ReplicaLoad(), credits=credits
+    )
 
 
 def test_early_commands_wait_for_the_missing_ones(sessions: Sessions) -> None:
@@ -207,6 +213,21 @@ def test_a_subscribe_message_that_arrives_late_is_refused(sessions: Sessions) ->
 def test_replies_carry_the_load_of_the_last_step(sessions: Sessions) -> None:
     publish(sessions)
     assert sessions.apply(make_batch(), now=0.0).reply.load == LOAD
+
+
+def test_a_router_that_waits_for_a_seat_hears_of_one_without_having_outputs_there(
+    sessions: Sessions,
+) -> None:
+    sessions.apply(make_batch(*(submit(number) for number in range(1, 10))), now=0.0)
+    sessions.subscribe(200, Subscribe(router_id="q", router_epoch=4), now=0.0)
+    wish = CommandBatch(router_id="q", router_epoch=4, first_number=1, demand=(TierDemand(0, 3),))
+    assert sessions.apply(wish, now=0.0).reply.credits.tiers[0].num_outputs == 0
+    assert [d.subscription for d in publish(sessions, token(1, 10)).deliveries] == [100]
+    finished = publish(sessions, token(1, 11, FinishReason.STOP))
+    frames = {delivery.subscription: delivery.frames for delivery in finished.deliveries}
+    granted = msgspec.msgpack.decode(frames[200][0], type=StepOutputs)
+    assert (granted.deltas, granted.credits.tiers[0].num_outputs) == ([], 1)
+    assert 200 not in [d.subscription for d in publish(sessions, token(2, 10)).deliveries]
 
 
 # Epochs and leases

@@ -12,7 +12,7 @@ from replicas.api import CommandBatch, ModelCard, ReplicaLoad, Subscribe
 from replicas.sessions import Effects, Sessions
 from router.backend import RESUME_WAIT_S, ReplicaBackend
 from router.transport import FrameStream, ReplicaGoneError
-from tests.wire_world import FakeEngine
+from tests.wire_world import CAPACITY, FakeEngine
 
 STEP_S = 0.005
 encode = msgspec.msgpack.encode
@@ -24,12 +24,16 @@ class FakeReplica:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.engine = FakeEngine()
-        self.sessions = Sessions(epoch)
+        self.sessions = Sessions(epoch, CAPACITY)
         self.streams: dict[int, FakeStream] = {}
         self.is_dead = False
         self.failure: str | None = None
         """While set, no step ends."""
         self._keys = itertools.count()
+        self.sessions.publish({}, self.load(), 0.0, 0.0)
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(num_running=len(self.engine.requests), free_blocks=1000, num_blocks=1000)
 
     async def run(self) -> None:
         while not self.is_dead:
@@ -37,8 +41,7 @@ class FakeReplica:
             if self.failure is not None:
                 continue
             now = asyncio.get_running_loop().time()
-            load = ReplicaLoad(num_running=len(self.engine.requests))
-            self.carry_out(self.sessions.publish(self.engine.step(), load, now, 0.0))
+            self.carry_out(self.sessions.publish(self.engine.step(), self.load(), now, 0.0))
             self.carry_out(self.sessions.expire(now))
 
     def carry_out(self, effects: Effects) -> None:

@@ -1,16 +1,18 @@
 from collections import Counter
 from random import Random
 
-from router.routing import Candidate, Choice, choose
+import pytest
+
+from router.routing import Candidate, choose
 
 
 def make_candidates(**num_busy: int) -> list[Candidate]:
     return [Candidate(replica=name, num_busy=busy) for name, busy in num_busy.items()]
 
 
-def test_the_least_busy_replica_is_chosen() -> None:
+def test_without_a_match_the_least_busy_replica_is_chosen() -> None:
     choice = choose(make_candidates(a=3, b=1, c=2), Random(0))
-    assert choice == Choice(replica="b", num_busy=1, num_tied=1)
+    assert (choice.replica, choice.num_tied, choice.matched) == ("b", 1, 0.0)
 
 
 def test_equals_are_drawn_evenly() -> None:
@@ -18,3 +20,20 @@ def test_equals_are_drawn_evenly() -> None:
     counts = Counter(choose(make_candidates(a=1, b=1, c=2), draw).replica for _ in range(1000))
     assert counts.keys() == {"a", "b"}
     assert min(counts.values()) > 400
+
+
+@pytest.mark.parametrize(
+    ("busy", "chosen"),
+    [(10, "warm"), (14, "warm"), (20, "cold")],
+    ids=["level", "busier by less than the match", "busier by more"],
+)
+def test_a_match_is_weighed_against_load(busy: int, chosen: str) -> None:
+    warm = Candidate(replica="warm", num_busy=busy, matched=0.5)
+    choice = choose([warm, Candidate(replica="cold", num_busy=10)], Random(0))
+    assert choice.replica == chosen
+
+
+def test_at_low_load_one_request_more_does_not_outweigh_a_full_match() -> None:
+    warm = Candidate(replica="warm", num_busy=1, matched=1.0)
+    choice = choose([warm, Candidate(replica="cold", num_busy=0)], Random(0))
+    assert choice.replica == "warm"

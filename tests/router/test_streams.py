@@ -25,7 +25,7 @@ REPLICA_EPOCH = 7
 
 @pytest.fixture
 def streams() -> ReplicaStreams:
-    return ReplicaStreams("r", epoch=3, replica_epoch=REPLICA_EPOCH)
+    return ReplicaStreams("r", epoch=3, replica_epoch=REPLICA_EPOCH, block_size=16)
 
 
 def make_batch(*commands: Submit | Abort, first: int = 1, acked: int = 0) -> CommandBatch:
