@@ -108,7 +108,8 @@ class _Account:
 
 @dataclass(slots=True)
 class _Session:
-    router: str
+    hello: Hello
+    welcome: Welcome
     seen_at: float
     number: int = 0
     reply: Reply | None = None
@@ -153,28 +154,30 @@ class Ledger:
                     session.slots.pop(name, None)
 
     def hello(self, message: Hello, now: float) -> Welcome:
-        """Open a session; ends an earlier one of the same router."""
+        """Open a session; ends an earlier one of the same router. A repeat gets the same answer."""
         self._sweep(now)
-        for number in [n for n, session in self._sessions.items() if session.router == message.router]:
-            self._end(number)
+        for key, earlier in list(self._sessions.items()):
+            if earlier.hello.router == message.router:
+                if earlier.hello.number >= message.number:
+                    return earlier.welcome
+                self._end(key)
         if self._ready_at is None:
             self._ready_at = now + SETTLE_S
         if message.epoch not in (0, self._epoch):
             for name, levels in message.remembered.items():
                 if account := self._account(name, now):
                     account.recall(levels)
-        session = _Session(message.router, now)
-        for name, held in message.slots.items():
-            if account := self._account(name, now):
-                account.slots_held += _note_slots(session, name, held)
-        key = self._draw_session()
-        self._sessions[key] = session
-        return Welcome(
+        welcome = Welcome(
             epoch=self._epoch,
-            session=key,
+            session=self._draw_session(),
             ready_in_s=max(0.0, self._ready_at - now),
             catalogue_version=self._version,
         )
+        session = self._sessions[welcome.session] = _Session(message, welcome, now)
+        for name, held in message.slots.items():
+            if account := self._account(name, now):
+                account.slots_held += _note_slots(session, name, held)
+        return welcome
 
     def exchange(self, message: Exchange, now: float) -> Reply | UnknownSession:
         """Book what a router reports and grant what it may have; a repeat gets the same answer."""

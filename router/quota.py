@@ -207,6 +207,7 @@ class Quota:
         """Those not at rest: an exchange costs nothing for the others."""
         self._swept_at = -math.inf
         self._session: int | None = None
+        self._num_hellos = 0
         self._epoch = 0
         self._number = 0
         self._under_way: Exchange | None = None
@@ -278,6 +279,7 @@ class Quota:
     def hello(self, now: float) -> Hello:
         """Begin a session anew: after the start, or when the ledger does not know it."""
         self._session = None
+        self._num_hellos += 1
         self._under_way = None
         for part in self._slices.values():
             part.waiting.extendleft(reversed([t for t in part.asked if t.state is TicketState.WAITING]))
@@ -285,6 +287,7 @@ class Quota:
         held = {name: part.used_slots + part.idle_slots for name, part in self._slices.items()}
         return Hello(
             router=self._router,
+            number=self._num_hellos,
             epoch=self._epoch,
             slots={name: slots for name, slots in held.items() if slots},
             remembered={name: part.levels(now) for name, part in self._slices.items()},

@@ -42,6 +42,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
     router: str
     """Unique to a router process."""
+    number: int
+    """1, 2, 3, ... of this router: a late repeat must not end the session of a later one."""
     epoch: int = 0
     """The ledger it knew last; 0 = none."""
     slots: dict[str, int] = {}

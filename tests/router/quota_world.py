@@ -45,6 +45,8 @@ class QuotaWorld:
         self.passed_tokens = 0
         """Used or still reserved."""
         self.passed_requests = 0
+        self.sent: list[Hello | Exchange] = []
+        """Every message, so that it can come again, late."""
         self._numbers = itertools.count(1)
         self.ledger = self._new_ledger()
         self.routers = [self._new_router() for _ in range(num_routers)]
@@ -110,17 +112,23 @@ class QuotaWorld:
                 self._passes(router, ticket)
         return reply.service
 
+    def repeat_late(self, index: int) -> None:
+        """Deliver an old message again; nobody waits for the answer."""
+        self._deliver(self.sent[index % len(self.sent)])
+
+    def _deliver(self, message: Hello | Exchange) -> Answer:
+        if isinstance(message, Hello):
+            return self.ledger.hello(message, self.now)
+        return self.ledger.exchange(message, self.now)
+
     def _carry(self, message: Hello | Exchange, fate: Fate) -> Answer | None:
+        self.sent.append(message)
         if fate == "request lost":
             return None
         for _ in range(2 if fate == "repeated" else 1):
             request = decode_request(encode(message))
             assert isinstance(request, Hello | Exchange)
-            answer: Answer = (
-                self.ledger.hello(request, self.now)
-                if isinstance(request, Hello)
-                else self.ledger.exchange(request, self.now)
-            )
+            answer = self._deliver(request)
         return None if fate == "reply lost" else decode_answer(encode(answer))
 
     def advance(self, seconds: float) -> None:

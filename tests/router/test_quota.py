@@ -237,6 +237,11 @@ class QuotaMachine(RuleBasedStateMachine):
     def pump(self, index: int, fate: Fate) -> None:
         self.world.pump(self.router(index), fate)
 
+    @rule(age=st.integers(1, 30))
+    def repeat_late(self, age: int) -> None:
+        sent = self.world.sent
+        self.world.repeat_late(max(0, len(sent) - age))
+
     @rule(seconds=st.floats(0.0, 20.0))
     def advance(self, seconds: float) -> None:
         self.world.advance(seconds)
@@ -269,4 +274,4 @@ class QuotaMachine(RuleBasedStateMachine):
 
 
 TestQuotaMachine = QuotaMachine.TestCase
-TestQuotaMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQuotaMachine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
