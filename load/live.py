@@ -28,7 +28,8 @@ class LiveView:
 
     def __init__(self, job: Job, console: Console) -> None:
         self._console = console
-        self._num_planned = len(job.scripts) if job.closed is None else None
+        self._num_planned = len(job.scripts) if job.closed is None else job.closed.num_scripts
+        self._is_closed = job.closed is not None
         self._duration_s = job.duration_s
         self._news: dict[int, News] = {}
         self._errors: Counter[str] = Counter()
@@ -79,9 +80,9 @@ class LiveView:
             self._console.print(f"{elapsed_s:5.0f} s  {cells}", highlight=False, soft_wrap=True)
 
     def _fraction(self, elapsed_s: float) -> float:
-        if self._num_planned is not None:
-            return (self._num_answered + self._errors.total()) / self._num_planned
-        return min(1.0, elapsed_s / self._duration_s)
+        done = (self._num_answered + self._errors.total()) / self._num_planned
+        # A closed loop ends with its time or with its requests, whichever comes first.
+        return min(1.0, max(done, elapsed_s / self._duration_s) if self._is_closed else done)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 3))

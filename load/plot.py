@@ -17,7 +17,7 @@ RIGHT: Final = 12
 TOP: Final = 12
 BOTTOM: Final = 40
 NUM_COLOURS: Final = 6
-TICK_TARGET: Final = 5
+TICK_TARGET: Final = 6
 
 Point = tuple[float, float | None]
 

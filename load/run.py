@@ -231,7 +231,6 @@ def _users(job: Job, worker: int) -> Users | None:
 
 def _tenant_of(user: int, num_users: int, shares: list[float]) -> int:
     """Return the tenant of a user so that shares are kept as exactly as whole users allow."""
-    # A stride coprime to most counts spreads a tenant's users over the workers.
     position = (user + 0.5) / num_users * sum(shares)
     for tenant, share in enumerate(shares):
         position -= share

@@ -256,10 +256,11 @@ class Driver:
             answer = await self._post(script, number, body, tenant, turn)
             first_sent_at = first_sent_at or answer.sent_at
             wait_s = answer.retry_after_s
-            is_refused = answer.status in RETRY_STATUSES and wait_s is not None
-            if not is_refused or attempt > self._task.max_retries or self._is_stopping:
+            if answer.status not in RETRY_STATUSES or wait_s is None or self._is_stopping:
                 break
-            await asyncio.sleep(wait_s or 0.0)
+            if attempt > self._task.max_retries or wait_s > self._task.request_timeout_s:
+                break
+            await asyncio.sleep(wait_s)
         self._num_ended += 1
         self._num_output_events += len(answer.output_at)
         self._records.append(

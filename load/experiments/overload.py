@@ -21,24 +21,31 @@ SEATS = 4
 DURATIONS_S = (30.0, 10.0)
 """Of each load; the second for quick runs."""
 BELOW, ABOVE = 0.7, 2.0
-WORKLOAD = Workload(input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=24))
+OUTPUT_TOKENS = 24
+WORKLOAD = Workload(
+    input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=OUTPUT_TOKENS)
+)
 
 
-def mean_wait_s(rate: float, capacity: float, duration_s: float) -> float:
+def mean_wait_s(rate: float, capacity: float, seats: int, duration_s: float) -> float:
     """Return the mean queue wait of all who arrive within `duration_s` at a rate above capacity.
 
-    The queue grows by rate - capacity per second; who arrives at t waits t * (rate - capacity) / capacity.
+    Fluid limit: at t, rate * t have come, capacity * t have left and `seats` are being served; the rest wait
+    their number over capacity. Nobody waits before t0 = seats / (rate - capacity).
     """
-    return duration_s / 2 * max(0.0, rate - capacity) / capacity
+    surplus = rate - capacity
+    if surplus * duration_s <= seats:
+        return 0.0
+    return float(surplus * (duration_s - seats / surplus) ** 2 / (2 * capacity * duration_s))
 
 
 def run(lab: Lab) -> Outcome:
     duration_s = DURATIONS_S[lab.is_quick]
     with lab.serving({"max_num_seqs": SEATS, "enable_prefix_caching": False}) as subject:
-        capacity = subject.closed(SEATS, WORKLOAD, duration_s / 2).total.requests_per_s
+        capacity = _served_per_s(subject.closed(SEATS, WORKLOAD, duration_s / 2))
         below = _drive(subject, BELOW * capacity, duration_s)
         above = _drive(subject, ABOVE * capacity, duration_s)
-    law, growth = _little(below), _growth(above, _mean(below.total.ttft_ms), capacity, duration_s)
+    law, growth = _little(below), _growth(above, _mean(below.total.ttft_ms), duration_s)
     return Outcome(
         name=NAME,
         title="Overload and Little's law",
@@ -65,20 +72,25 @@ class Law(msgspec.Struct, frozen=True, kw_only=True):
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """Mean queue wait above capacity."""
 
-    capacity_rps: float
+    served_rps: float
     offered_rps: float
     measured_s: float
     predicted_s: float
 
 
-def _growth(above: Report, unloaded_ttft_ms: float, capacity: float, duration_s: float) -> Growth:
-    # What was offered, not what was asked for: a Poisson draw of this length differs.
-    offered = above.total.requests / duration_s
+def _served_per_s(report: Report) -> float:
+    # By tokens: answers that are half done at the end count by half.
+    return report.total.output_tokens_per_s / OUTPUT_TOKENS
+
+
+def _growth(above: Report, unloaded_ttft_ms: float, duration_s: float) -> Growth:
+    # Rates of this very run: a Poisson draw differs from its mean, and a machine from minute to minute.
+    offered, capacity = above.total.requests / duration_s, _served_per_s(above)
     return Growth(
-        capacity_rps=capacity,
+        served_rps=capacity,
         offered_rps=offered,
         measured_s=(_mean(above.total.ttft_ms) - unloaded_ttft_ms) / 1e3,
-        predicted_s=mean_wait_s(offered, capacity, duration_s),
+        predicted_s=mean_wait_s(offered, capacity, SEATS, duration_s),
     )
 
 
@@ -92,9 +104,9 @@ def _law_finding(law: Law) -> Finding:
 
 def _growth_finding(growth: Growth) -> Finding:
     return Finding(
-        claim="above capacity the wait grows with every second: t x (rate - capacity) / capacity",
+        claim="above capacity the wait grows with every second by (rate - capacity) / capacity",
         measured=f"mean wait {growth.measured_s:.2f} s measured, {growth.predicted_s:.2f} s predicted at "
-        f"{growth.offered_rps:.2f} against {growth.capacity_rps:.2f} requests/s",
+        f"{growth.offered_rps:.2f} requests/s arriving and {growth.served_rps:.2f} served",
         holds=abs(growth.measured_s - growth.predicted_s) <= 0.3 * growth.predicted_s,
     )
 

@@ -20,7 +20,10 @@ OVERLOAD = 2.0
 """Offered work over capacity."""
 SOONER_SHARE = 0.1
 SOONER, LATER = "interactive", "batch"
-WORKLOAD = Workload(input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=24))
+OUTPUT_TOKENS = 24
+WORKLOAD = Workload(
+    input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=OUTPUT_TOKENS)
+)
 
 
 def cast(*, has_tiers: bool) -> Cast:
@@ -37,7 +40,8 @@ def cast(*, has_tiers: bool) -> Cast:
 def run(lab: Lab) -> Outcome:
     duration_s = DURATIONS_S[lab.is_quick]
     with lab.serving({"max_num_seqs": SEATS, "enable_prefix_caching": False}) as subject:
-        capacity = subject.closed(SEATS, WORKLOAD, duration_s / 2).total.requests_per_s
+        alone = subject.closed(SEATS, WORKLOAD, duration_s / 2)
+        capacity = alone.total.output_tokens_per_s / OUTPUT_TOKENS
         rate = OVERLOAD * capacity
         reports = {
             "no tiers": _overload(subject, cast(has_tiers=False), rate, duration_s),

@@ -177,6 +177,13 @@ async def test_a_refusal_without_retry_after_is_not_tried_again() -> None:
     assert (record.status, record.attempts) == (503, 1)
 
 
+async def test_a_retry_after_beyond_the_timeout_is_not_waited_for() -> None:
+    refused = sized(b"{}", "application/json", "429 Too Many Requests", "Retry-After: 86400\r\n")
+    async with serving(sending(refused)) as target:
+        (record,) = (await drive(assignment(target, WORKLOAD.script(0, 0, 0.0), max_retries=5))).records
+    assert (record.status, record.attempts) == (429, 1)
+
+
 async def test_cancelled_requests_hang_up_where_planned() -> None:
     workload = Workload(
         input_tokens=parse_lengths("8"), output_tokens=parse_lengths("500"), cancel_fraction=1.0

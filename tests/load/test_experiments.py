@@ -113,13 +113,15 @@ def test_overload_says_what_a_server_without_limits_cannot_show(
     monkeypatch.setattr(overload, "DURATIONS_S", (1.0, 1.0))
     outcome = overload.run(lab)
     assert "not available in this server" in outcome.findings[2].measured
-    assert outcome.data["growth"]["capacity_rps"] > 0
+    assert outcome.data["growth"]["served_rps"] > 0
     check_page(outcomes_html([outcome]))
 
 
 def test_the_predicted_wait_grows_with_the_surplus() -> None:
-    assert overload.mean_wait_s(20.0, 10.0, 30.0) == 15.0
-    assert overload.mean_wait_s(9.0, 10.0, 30.0) == 0.0
+    assert overload.mean_wait_s(20.0, 10.0, 0, 30.0) == 15.0
+    # 10 seats are full after 1 s; of 30 s, 29 see a wait that grows to 29 s.
+    assert overload.mean_wait_s(20.0, 10.0, 10, 30.0) == pytest.approx(29 * 29 / 2 / 30)
+    assert overload.mean_wait_s(9.0, 10.0, 4, 30.0) == 0.0
 
 
 def test_tiers_send_priorities_and_say_what_is_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
