@@ -224,6 +224,7 @@ class Router:
             router_id=serve.get_replica_context().replica_id.unique_id,
             first_epoch=time.time_ns(),
             draw=random.Random(),
+            tiers=tiers,
         )
         keyed = None if access.keys_file is None else KeyedCallers(tiers, read_pepper(access), time.time)
         quota = QuotaClient(
@@ -232,6 +233,7 @@ class Router:
             clock=time.monotonic,
             uniform=random.uniform,
             catalogue_changed=keyed.replace if keyed else lambda _: None,
+            service=self._backend.service,
         )
         gate = Gate(identify=keyed or everybody(tiers), limits=quota, access=open_access_log(access.log))
         self._app = await asyncio.to_thread(open_app, self._backend, config, transport.times, gate)

@@ -22,6 +22,7 @@ from router.fairness import service
 from router.prefix_index import prefix_hashes
 from router.replica_generation import Client, ReplicaGeneration
 from router.routing import Choice, choose
+from router.service_tally import ServiceTally
 from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import Transport
 
@@ -57,6 +58,9 @@ class ReplicaBackend:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[int, ReplicaGeneration] = {}
         self._dispatcher = Dispatcher({tier.level: tier.aging_s for tier in tiers})
+        self.service: Final = ServiceTally(
+            lambda tier, tenant, service: self._dispatcher.charge(tier, tenant, service, 1.0)
+        )
         self._will_dispatch = False
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Requests that wait for a replica -> what ends their wait."""
@@ -223,6 +227,7 @@ class ReplicaBackend:
         client = generation.client
         amount = service(num_input, num_output)
         self._dispatcher.charge(generation.request.tier, client.tenant, amount, client.weight)
+        self.service.add(generation.request.tier, client.tenant, amount / client.weight)
 
     # Replicas
 

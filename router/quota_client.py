@@ -52,7 +52,7 @@ class ServiceCounters(Protocol):
     """Whoever keeps the fairness counters of this router."""
 
     def take_charges(self) -> Mapping[str, float]:
-        """Return the service charged here since the last call, per tenant."""
+        """Return the service charged here since the last call, by counter."""
         ...
 
     def add_charges(self, charges: Mapping[str, float]) -> None:

@@ -81,7 +81,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, tag="exchange"):
     """1, 2, 3, ... within the session."""
     asks: tuple[Ask, ...] = ()
     service: dict[str, float] = {}
-    """Per tenant the service (router.fairness) charged here since the last exchange."""
+    """Per counter (router.service_tally) the service charged here since the last exchange."""
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -111,7 +111,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     num_routers: int
     shares: tuple[Share, ...]
     service: dict[str, float]
-    """Per tenant the service that other routers charged since the last reply."""
+    """Per counter the service that other routers charged since the last reply."""
     catalogue_version: str
 
 
