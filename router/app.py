@@ -4,6 +4,7 @@ Plain ASGI, without middleware: what happens to a request is what `_handle` says
 """
 
 import asyncio
+import gc
 import logging
 import time
 import uuid
@@ -19,6 +20,7 @@ from replicas.api import ModelCard
 from router import sse
 from router.access_log import AccessSink, access_line, nowhere
 from router.answers import ModelEntry, ModelList
+from router.body_process import BodyProcess
 from router.callers import Caller, Identify, anybody, check_use
 from router.completions import NUM_THREADS, Completions
 from router.errors import ApiError, ClientGoneError, NoReplicaError, internal_error, no_replica
@@ -72,7 +74,10 @@ class _RouterApp:
         self._access = access
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
         self._created = int(time.time())
-        completions = Completions(backend=backend, text=text, pool=self._pool, limits=limits)
+        self._process = BodyProcess(text.folder)
+        completions = Completions(
+            backend=backend, text=text, pool=self._pool, process=self._process, limits=limits
+        )
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
@@ -179,9 +184,13 @@ class _RouterApp:
         while True:
             kind = (await receive())["type"]
             if kind == "lifespan.startup":
+                # All that is loaded by now stays: a full collection need not look through it, which
+                # would hold up every stream for 15 ms.
+                gc.freeze()
                 await send({"type": "lifespan.startup.complete"})
             elif kind == "lifespan.shutdown":
                 self._pool.shutdown(wait=False, cancel_futures=True)
+                self._process.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 

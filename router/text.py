@@ -34,6 +34,7 @@ class TooManyTokensError(Exception):
 class TextCodec:
     """Everything a router knows about a model's text. Thread-safe; encoding releases the GIL."""
 
+    folder: Path
     tokenizer: Tokenizer
     pieces: TokenPieces
     template: ChatTemplate | None
@@ -59,6 +60,7 @@ class TextCodec:
         _follow_bos_setting(tokenizer, config, specials)
         source = _template_source(folder, config)
         return cls(
+            folder=folder,
             tokenizer=tokenizer,
             pieces=TokenPieces(tokenizer.get_vocab(with_added_tokens=False), document),
             template=None if source is None else ChatTemplate(source, specials),
