@@ -15,6 +15,8 @@ from replicas.step_time import StepTimeModel
 MIN_STALL_S = 10.0
 STALL_STEPS = 20
 """A replica with work is stuck when a step takes longer than max(10 s, 20 x q99 of recent steps)."""
+PREFILL_RATE_GAIN = 0.1
+"""Weight of the last step with prompts in the reported prefill rate."""
 MAX_FAILED_STEPS = 3
 """So many steps in a row in which every sequence failed: the runner is broken, not the requests."""
 
@@ -69,6 +71,7 @@ class Engine:
         self._clock = clock
         self._step_started_at: float | None = None
         self._last_step_s = 0.0
+        self._prefill_tokens_per_s = 0.0
         self._slowest_recent_s = 0.0
         self._failed_steps = 0
 
@@ -123,10 +126,14 @@ class Engine:
         self._slowest_recent_s = max(self._last_step_s, 0.999 * self._slowest_recent_s)
         if not result.errors:
             self.step_time.observe(step.shape, self._last_step_s)
+        if step.num_tokens > step.num_decodes and self._last_step_s > 0:
+            rate = (step.num_tokens - step.num_decodes) / self._last_step_s
+            old = self._prefill_tokens_per_s or rate
+            self._prefill_tokens_per_s = old + PREFILL_RATE_GAIN * (rate - old)
         return outputs
 
     def load(self) -> ReplicaLoad:
-        return self.scheduler.load(self._last_step_s * 1e3)
+        return self.scheduler.load(self._last_step_s * 1e3, self._prefill_tokens_per_s)
 
     def kv_utilisation(self) -> float:
         """Live tokens / slots of allocated blocks, now; 1.0 when nothing is allocated.

@@ -162,7 +162,7 @@ class Scheduler:
 
     # State for others
 
-    def load(self, step_ms: float) -> ReplicaLoad:
+    def load(self, step_ms: float, prefill_tokens_per_s: float = 0.0) -> ReplicaLoad:
         """The replica's state, for routers."""
         tiers = self._tier_loads()
         return ReplicaLoad(
@@ -175,6 +175,7 @@ class Scheduler:
             step_ms=step_ms,
             overloaded=self._overloaded,
             tiers=tiers,
+            prefill_tokens_per_s=prefill_tokens_per_s,
         )
 
     def _tier_loads(self) -> tuple[TierLoad, ...]:

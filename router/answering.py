@@ -81,7 +81,7 @@ class Answer:
                 if output.finish_reason is not None:
                     continue
                 if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-                    raise self._failure(delta.error)
+                    raise run.generation.refusal or self._failure(delta.error)
                 if delta.num_cached_tokens is not None:
                     # What later outputs found in the cache may be their sibling's own work.
                     self._cached[prompt] = min(

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from random import Random
 from typing import Final
@@ -15,9 +15,10 @@ from replicas.api import (
     TierDemand,
     TokenDelta,
 )
+from router.admission import Admission, Ahead, Reject
 from router.connection import Connection
 from router.dispatch import Dispatcher, Verdict, Waiting
-from router.errors import NoReplicaError
+from router.errors import NoReplicaError, overloaded
 from router.fairness import service
 from router.prefix_index import prefix_hashes
 from router.replica_generation import Client, ReplicaGeneration
@@ -57,6 +58,8 @@ class ReplicaBackend:
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[int, ReplicaGeneration] = {}
+        tiers = tuple(tiers)
+        self._admission = Admission(tiers, draw)
         self._dispatcher = Dispatcher({tier.level: tier.aging_s for tier in tiers})
         self.service: Final = ServiceTally(
             lambda tier, tenant, service: self._dispatcher.charge(tier, tenant, service, 1.0)
@@ -116,6 +119,9 @@ class ReplicaBackend:
     ) -> ReplicaGeneration:
         if not self.ready():
             raise NoReplicaError("no replica can serve now")
+        decision = self._admission.decide(tier, self._ahead(tier), self.loads().values(), self._now())
+        if isinstance(decision, Reject):
+            raise overloaded(decision.message, code=decision.reason, retry_after_s=decision.retry_after_s)
         request = GenerateRequest(
             request_id=next(self._request_ids),
             prompt_ids=prompt_ids,
@@ -128,7 +134,9 @@ class ReplicaBackend:
         client = Client(tenant=tenant, weight=weight, hashes=prefix_hashes(prompt_ids, cache_salt))
         generation = ReplicaGeneration(request, client, self._forget)
         self._generations[request.request_id] = generation
-        self._queue(generation, is_new=True)
+        waiting = self._waiting(generation)
+        self._dispatcher.add(waiting)
+        self._limit_wait(waiting.key, decision.queue_ttl_s, self._expire)
         self._dispatch()
         return generation
 
@@ -146,21 +154,31 @@ class ReplicaBackend:
 
     # Waiting
 
-    def _queue(self, generation: ReplicaGeneration, *, is_new: bool = False) -> None:
-        loop = asyncio.get_running_loop()
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _ahead(self, tier: int) -> Ahead:
+        rooms = (connection.room(tier) for connection in self._connections.values())
+        return Ahead(
+            num_outputs=self._dispatcher.num_ahead(tier),
+            num_requests=self._dispatcher.num_waiting(tier),
+            queued_tokens=self._dispatcher.queued_tokens,
+            has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
+        )
+
+    def _waiting(self, generation: ReplicaGeneration) -> Waiting:
         request = generation.request
-        waiting = Waiting(
+        return Waiting(
             key=request.request_id,
             tenant=generation.client.tenant,
             tier=request.tier,
             num_outputs=request.num_outputs,
-            queued_at=loop.time(),
+            num_tokens=len(request.prompt_ids) + sum(map(len, request.resumed_output_ids)),
+            queued_at=self._now(),
         )
-        if is_new:
-            self._dispatcher.add(waiting)
-        else:
-            self._dispatcher.add_first(waiting)
-        self._timers[waiting.key] = loop.call_later(self._resume_wait_s, self._give_up, waiting.key)
+
+    def _limit_wait(self, request_id: int, limit_s: float, end: Callable[[int], None]) -> None:
+        self._timers[request_id] = asyncio.get_running_loop().call_later(limit_s, end, request_id)
 
     def _stop_waiting(self, request_id: int) -> None:
         self._dispatcher.remove(request_id)
@@ -172,6 +190,17 @@ class ReplicaBackend:
         self._stop_waiting(request_id)
         self._generations.pop(request_id).fail("no replica could take this request in time")
 
+    def _expire(self, request_id: int) -> None:
+        """Refuse a new request that no replica took within its tier's limit."""
+        generation = self._generations[request_id]
+        tier = generation.request.tier
+        self._stop_waiting(request_id)
+        expired = self._admission.expired(tier, self._ahead(tier), self.loads().values(), self._now())
+        generation.refusal = overloaded(
+            expired.message, code=expired.reason, retry_after_s=expired.retry_after_s
+        )
+        self._give_up(request_id)
+
     # Dispatching
 
     def _dispatch_soon(self) -> None:
@@ -182,7 +211,7 @@ class ReplicaBackend:
 
     def _dispatch(self) -> None:
         self._will_dispatch = False
-        self._dispatcher.dispatch(asyncio.get_running_loop().time(), self._place)
+        self._dispatcher.dispatch(self._now(), self._place)
         for connection in self._connections.values():
             connection.demand_changed()
 
@@ -193,7 +222,7 @@ class ReplicaBackend:
         """Submit a request to the best replica with room for it, if there is one."""
         generation = self._generations[waiting.key]
         request = generation.request
-        is_impatient = waiting.is_impatient(asyncio.get_running_loop().time())
+        is_impatient = waiting.is_impatient(self._now())
         candidates = []
         has_seat = False
         for connection in self._connections.values():
@@ -264,6 +293,8 @@ class ReplicaBackend:
         num_refunded = 0 if generation.request.attempt else delta.num_cached_tokens or 0
         self._charge(generation, -num_refunded, len(delta.token_ids))
         generation.push(delta)
+        if delta.finish_reason is not None:
+            self._admission.drain_rate.note(self._now())
         if generation.has_ended:
             del self._generations[delta.request_id]
 
@@ -278,5 +309,7 @@ class ReplicaBackend:
             generation.fail(delta.error or "the replica of this request was lost")
             return
         generation.begin_attempt()
-        self._queue(generation)
+        waiting = self._waiting(generation)
+        self._dispatcher.add_first(waiting)
+        self._limit_wait(waiting.key, self._resume_wait_s, self._give_up)
         self._dispatch_soon()

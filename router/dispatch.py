@@ -44,6 +44,8 @@ class Waiting:
     tenant: str
     tier: int
     num_outputs: int
+    num_tokens: int
+    """Of its prompt and what it resumes."""
     queued_at: float
     passed_since: float | None = None
     """When it was first passed by for want of room."""
@@ -98,6 +100,8 @@ class Dispatcher:
         self._default_aging_s = default_aging_s
         self._tiers: dict[int, _TierQueue] = {}
         self._waiting: dict[int, Waiting] = {}
+        self.queued_tokens = 0
+        """Tokens of all that waits."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -109,6 +113,10 @@ class Dispatcher:
         """Requests of exactly this tier."""
         queue = self._tiers.get(tier)
         return 0 if queue is None else len(queue)
+
+    def num_ahead(self, tier: int) -> int:
+        """Outputs that wait in this tier and the better ones."""
+        return sum(queue.num_outputs for queue in self._tiers.values() if queue.tier <= tier)
 
     def demand(self, num_replicas: int) -> tuple[TierDemand, ...]:
         """One replica's part of the outputs that wait, by tier."""
@@ -133,6 +141,7 @@ class Dispatcher:
             return False
         queue = self._tiers[waiting.tier]
         queue.num_outputs -= waiting.num_outputs
+        self.queued_tokens -= waiting.num_tokens
         if queue.first.pop(key, None) is None:
             queue.fair.remove(waiting.tenant, key)
         return True
@@ -182,5 +191,6 @@ class Dispatcher:
         elif not len(queue):
             queue.starving_since = waiting.queued_at
         queue.num_outputs += waiting.num_outputs
+        self.queued_tokens += waiting.num_tokens
         self._waiting[waiting.key] = waiting
         return queue

@@ -88,6 +88,11 @@ def no_replica() -> ApiError:
     )
 
 
+def overloaded(message: str, *, code: str, retry_after_s: int) -> ApiError:
+    """Return the 429 for a request that would wait, or has waited, too long in the queue."""
+    return ApiError(429, message, type="rate_limit_error", code=code, retry_after_s=retry_after_s)
+
+
 def generation_failed(reason: str | None) -> ApiError:
     """Return the 500 (or the error event) for a generation that a replica could not finish."""
     message = reason or "the generation was ended by the server before it was complete"

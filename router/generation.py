@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from replicas.api import ModelCard, SamplingParams, TokenDelta
+from router.errors import ApiError
 
 
 class Generation(Protocol):
@@ -12,6 +13,11 @@ class Generation(Protocol):
     Every output index asked for ends in exactly one delta with a finish_reason; iteration stops after
     the last of them. A replica that dies is such a delta too (`error`). Iteration never raises.
     """
+
+    @property
+    def refusal(self) -> ApiError | None:
+        """Set when the request was refused although it had been accepted; its outputs end with an error."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[TokenDelta]: ...
 
@@ -37,6 +43,11 @@ class Backend(Protocol):
         tier: int = 0,
         cache_salt: str = "",
         trace_id: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Generation:
-        """Start a request; returns at once. Raises NoReplicaError when nothing can serve it."""
+        """Start a request; returns at once. `weight` is the tenant's share of the service in its tier.
+
+        Raises NoReplicaError when nothing can serve it, ApiError when it would have to wait too long.
+        """
         ...

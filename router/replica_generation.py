@@ -8,6 +8,7 @@ import msgspec
 
 from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
+from router.errors import ApiError
 from router.resume import Transcript
 
 
@@ -42,6 +43,7 @@ class ReplicaGeneration:
         """Of the replica that began; only an equal one can go on."""
         self.num_losses = 0
         """Replicas lost under it."""
+        self.refusal: ApiError | None = None
         self.has_begun = False
         """Its present replica has sent something."""
         self._forget = forget

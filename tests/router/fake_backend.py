@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from replicas.api import FinishReason, ModelCard, SamplingParams, TokenDelta, TokenLogprobs
-from router.errors import NoReplicaError
+from router.errors import ApiError, NoReplicaError
 
 CARD = ModelCard(
     name="tiny",
@@ -30,6 +30,9 @@ class FakeGeneration:
     tier: int
     cache_salt: str
     trace_id: str
+    tenant: str
+    weight: float
+    refusal: ApiError | None = None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     finished: set[int] = field(default_factory=set)
     _deltas: "asyncio.Queue[TokenDelta | None]" = field(default_factory=asyncio.Queue)
@@ -105,6 +108,8 @@ class FakeBackend:
         tier: int = 0,
         cache_salt: str = "",
         trace_id: str = "",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> FakeGeneration:
         if self.full:
             raise NoReplicaError
@@ -115,6 +120,8 @@ class FakeBackend:
             tier=tier,
             cache_salt=cache_salt,
             trace_id=trace_id,
+            tenant=tenant,
+            weight=weight,
         )
         self.generations.append(generation)
         self._started.put_nowait(generation)

@@ -15,7 +15,7 @@ def make_dispatcher() -> Dispatcher:
 def make_waiting(
     key: int, tier: int = 0, tenant: str = "t", num_outputs: int = 1, at: float = 0.0
 ) -> Waiting:
-    return Waiting(key=key, tenant=tenant, tier=tier, num_outputs=num_outputs, queued_at=at)
+    return Waiting(key=key, tenant=tenant, tier=tier, num_outputs=num_outputs, num_tokens=10, queued_at=at)
 
 
 def placed(dispatcher: Dispatcher, now: float = 0.0, seats: int = 100) -> list[int]:
@@ -155,3 +155,6 @@ def test_demand_is_what_waits_split_over_the_replicas() -> None:
     dispatcher.add_first(make_waiting(2, tier=2))
     assert dispatcher.demand(2) == (TierDemand(0, 3), TierDemand(2, 1))
     assert (dispatcher.num_waiting(0), dispatcher.num_waiting(1)) == (1, 0)
+    assert (dispatcher.num_ahead(1), dispatcher.num_ahead(2), dispatcher.queued_tokens) == (5, 6, 20)
+    placed(dispatcher)
+    assert (dispatcher.num_ahead(2), dispatcher.queued_tokens) == (0, 0)

@@ -1,0 +1,149 @@
+"""Admission: may a request wait here, or is it refused at once with a time at which to come back? Pure.
+
+A refusal after a long wait is the worst outcome, so the wait is predicted when a request arrives. What
+counts is the wait before its own work begins: its own prompt takes as long as it takes on any replica.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from replicas.api import ReplicaLoad
+from router.tenants import Tier
+
+MAX_QUEUED_TOKENS: Final = 8_000_000
+"""Prompt tokens that may wait in one router, all tiers together: some 300 MB."""
+EXPLORATION: Final = 0.01
+"""Share of the requests that is admitted against the prediction, so that a wrong one is found out."""
+MAX_RETRY_AFTER_S: Final = 60
+SPREAD: Final = (0.8, 1.3)
+"""Retry-After is drawn from this range around the computed time: equal times make a wave of retries."""
+RATE_WINDOW_S: Final = 10.0
+DEFAULT_QUEUE: Final = 1000
+DEFAULT_TTL_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """The request may start or wait."""
+
+    predicted_wait_s: float | None
+    """Before its own prompt is computed; None = not known yet."""
+    queue_ttl_s: float
+    """How long it may wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """The request is refused."""
+
+    reason: str
+    """A short code: queue_full, queue_bytes, predicted_wait, queue_timeout."""
+    message: str
+    retry_after_s: int
+
+
+class DrainRate:
+    """How many outputs end per second, over an exponential window."""
+
+    def __init__(self) -> None:
+        self._events = 0.0
+        self._since: float | None = None
+        self._updated_at = 0.0
+
+    def note(self, now: float, count: int = 1) -> None:
+        if self._since is None:
+            self._since = self._updated_at = now
+        self._events = self._decayed(now) + count
+        self._updated_at = now
+
+    def per_s(self, now: float) -> float | None:
+        """None until there is something to go by."""
+        if self._since is None or now - self._since < 1.0:
+            return None
+        seen = 1.0 - math.exp(-(now - self._since) / RATE_WINDOW_S)
+        return self._decayed(now) / (RATE_WINDOW_S * seen)
+
+    def _decayed(self, now: float) -> float:
+        return self._events * math.exp(-(now - self._updated_at) / RATE_WINDOW_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """What stands between a new request and its start."""
+
+    num_outputs: int
+    """Outputs that wait in this router, of its tier and better ones."""
+    num_requests: int
+    """Requests of exactly its tier that wait in this router."""
+    queued_tokens: int
+    """Prompt tokens that wait in this router, all tiers."""
+    has_room: bool
+    """Some replica has room for its tier now."""
+
+
+class Admission:
+    """Decides by tier; keeps the rate at which outputs end."""
+
+    def __init__(self, tiers: Iterable[Tier], draw: Random) -> None:
+        self._tiers: Mapping[int, Tier] = {tier.level: tier for tier in tiers}
+        self._draw = draw
+        self.drain_rate = DrainRate()
+        self.num_rejected: Counter[int] = Counter()
+        """By tier: work that was refused is demand too."""
+
+    def decide(self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float) -> Admit | Reject:
+        """Decide on a request that has just arrived. O(replicas)."""
+        settings = self._tiers.get(tier)
+        ttl_s = DEFAULT_TTL_S if settings is None else settings.queue_ttl_s
+        max_queue = DEFAULT_QUEUE if settings is None else settings.max_queue
+        if ahead.has_room:
+            # A free seat serves it whatever the books say.
+            return Admit(predicted_wait_s=0.0, queue_ttl_s=ttl_s)
+        wait_s = self.predict_wait_s(tier, ahead, loads, now)
+        if ahead.num_requests >= max_queue:
+            return self._reject(tier, "queue_full", "too many requests are waiting", wait_s, ttl_s)
+        if ahead.queued_tokens >= MAX_QUEUED_TOKENS:
+            return self._reject(tier, "queue_bytes", "too many prompt tokens are waiting", wait_s, ttl_s)
+        limit_s = ttl_s
+        if settings is not None and settings.ttft_target_ms is not None:
+            limit_s = min(limit_s, settings.ttft_target_ms / 1e3)
+        if wait_s is not None and wait_s > limit_s and self._draw.random() >= EXPLORATION:
+            message = f"the wait would be longer than the {limit_s:g} s allowed for this tier"
+            return self._reject(tier, "predicted_wait", message, wait_s, limit_s)
+        return Admit(predicted_wait_s=wait_s, queue_ttl_s=ttl_s)
+
+    def expired(self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float) -> Reject:
+        """Refuse a request that has waited as long as it may."""
+        wait_s = self.predict_wait_s(tier, ahead, loads, now)
+        message = "the request has waited as long as its tier allows"
+        return self._reject(tier, "queue_timeout", message, wait_s, 0.0)
+
+    def predict_wait_s(
+        self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float
+    ) -> float | None:
+        """Predict seconds until the request's own prompt is begun: seats first, then prompts ahead of it."""
+        rate = self.drain_rate.per_s(now)
+        if rate is None:
+            return None
+        seats_s = (ahead.num_outputs + 1) / max(rate, 1e-3)
+        return seats_s + min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
+
+    def _reject(self, tier: int, reason: str, message: str, wait_s: float | None, limit_s: float) -> Reject:
+        self.num_rejected[tier] += 1
+        excess_s = 1.0 if wait_s is None else max(1.0, wait_s - limit_s)
+        spread = self._draw.uniform(*SPREAD)
+        retry_after_s = min(MAX_RETRY_AFTER_S, math.ceil(math.ceil(excess_s) * spread))
+        return Reject(reason=reason, message=message, retry_after_s=retry_after_s)
+
+
+def _prompts_ahead_s(load: ReplicaLoad, tier: int) -> float:
+    """Time for the prompts that a replica computes before one of this tier, rest of the step included."""
+    step_s = load.step_ms / 1e3
+    if not load.prefill_tokens_per_s:
+        return step_s
+    tokens = sum(entry.queued_tokens for entry in load.tiers if entry.tier <= tier)
+    return step_s + tokens / load.prefill_tokens_per_s

@@ -1,0 +1,104 @@
+from random import Random
+
+import pytest
+
+from replicas.api import ReplicaLoad, TierLoad
+from router.admission import EXPLORATION, MAX_RETRY_AFTER_S, Admission, Admit, Ahead, DrainRate, Reject
+from router.tenants import Tier
+
+TIERS = (
+    Tier(name="soon", level=0, ttft_target_ms=2_000.0, max_queue=50),
+    Tier(name="late", level=2, queue_ttl_s=100.0),
+)
+IDLE = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0)
+
+
+def make_ahead(num_outputs: int = 0, num_requests: int = 0, tokens: int = 0, room: bool = False) -> Ahead:
+    return Ahead(num_outputs=num_outputs, num_requests=num_requests, queued_tokens=tokens, has_room=room)
+
+
+def make_admission(per_s: float | None = 10.0) -> Admission:
+    """`per_s`: outputs that ended per second until time 100."""
+    admission = Admission(TIERS, Random(0))
+    if per_s is not None:
+        for tick in range(int(100 * per_s)):
+            admission.drain_rate.note(tick / per_s)
+    return admission
+
+
+def test_the_drain_rate_is_what_ended_per_second() -> None:
+    assert make_admission(10.0).drain_rate.per_s(100.0) == pytest.approx(10.0, rel=0.1)
+
+
+def test_the_drain_rate_is_not_low_in_the_beginning_nor_known_at_once() -> None:
+    rate = DrainRate()
+    assert rate.per_s(0.0) is None
+    for tick in range(20):
+        rate.note(tick / 10)
+    assert rate.per_s(2.0) == pytest.approx(10.0, rel=0.2)
+
+
+def test_the_predicted_wait_is_seats_then_prompts_of_its_tier_and_better_ones() -> None:
+    load = ReplicaLoad(
+        step_ms=20.0,
+        prefill_tokens_per_s=1000.0,
+        tiers=(TierLoad(0, 0, 0, 500), TierLoad(2, 0, 0, 9000)),
+    )
+    wait_s = make_admission().predict_wait_s(0, make_ahead(9), [load], 100.0)
+    assert wait_s == pytest.approx(10 / 10 + 0.02 + 0.5, rel=0.1)
+
+
+def test_the_best_replica_counts() -> None:
+    busy = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0, tiers=(TierLoad(0, 0, 0, 5000),))
+    assert make_admission().predict_wait_s(0, make_ahead(), [busy, IDLE], 100.0) == pytest.approx(
+        0.12, rel=0.1
+    )
+
+
+def test_a_wait_beyond_the_tiers_target_is_refused_with_the_time_it_is_too_long_by() -> None:
+    decision = make_admission().decide(0, make_ahead(99, 10), [IDLE], 100.0)
+    assert isinstance(decision, Reject)
+    assert decision.reason == "predicted_wait"
+    assert 0.8 * 8 <= decision.retry_after_s <= 1.3 * 9 + 1
+
+
+def test_a_tier_without_a_target_may_wait_as_long_as_it_may_queue() -> None:
+    assert isinstance(make_admission().decide(2, make_ahead(900, 10), [IDLE], 100.0), Admit)
+    assert isinstance(make_admission().decide(2, make_ahead(2000, 10), [IDLE], 100.0), Reject)
+
+
+def test_with_room_nothing_is_refused() -> None:
+    decision = make_admission().decide(0, make_ahead(9999, 9999, 1 << 40, room=True), [], 100.0)
+    assert isinstance(decision, Admit)
+
+
+def test_without_experience_only_the_bounds_refuse() -> None:
+    admission = make_admission(None)
+    assert isinstance(admission.decide(0, make_ahead(49, 49), [IDLE], 100.0), Admit)
+    full = admission.decide(0, make_ahead(50, 50), [IDLE], 100.0)
+    assert isinstance(full, Reject)
+    assert full.reason == "queue_full"
+    huge = admission.decide(0, make_ahead(1, 1, 1 << 40), [IDLE], 100.0)
+    assert isinstance(huge, Reject)
+    assert huge.reason == "queue_bytes"
+    assert admission.num_rejected[0] == 2
+
+
+def test_retry_after_is_spread_and_bounded() -> None:
+    admission = make_admission()
+    decisions = [admission.decide(0, make_ahead(n, 10), [IDLE], 100.0) for n in [300] * 100 + [10**6]]
+    times = [decision.retry_after_s for decision in decisions if isinstance(decision, Reject)]
+    assert len(set(times)) > 5
+    assert max(times) == MAX_RETRY_AFTER_S
+
+
+def test_a_few_are_admitted_against_the_prediction() -> None:
+    admission = make_admission()
+    decisions = [admission.decide(0, make_ahead(300, 10), [IDLE], 100.0) for _ in range(5000)]
+    share = sum(isinstance(decision, Admit) for decision in decisions) / 5000
+    assert share == pytest.approx(EXPLORATION, rel=0.5)
+
+
+def test_an_expired_request_is_told_when_the_queue_will_be_shorter() -> None:
+    expired = make_admission().expired(0, make_ahead(99), [IDLE], 100.0)
+    assert (expired.reason, expired.retry_after_s >= 8) == ("queue_timeout", True)
