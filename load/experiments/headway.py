@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,11 +23,11 @@ from load.completion import Dialect
 from load.connection import Target
 from load.errors import LoadError
 from load.live import LiveView
-from load.plan import Script
+from load.plan import Script, Tenant
 from load.preflight import Calibration, Server
 from load.report import Report, build_report
 from load.run import ClosedLoop, Job, run
-from load.tenants import Cast
+from load.tenants import Cast, Source
 from load.words import WORDS
 from load.workload import Workload
 
@@ -34,6 +35,9 @@ BENCH_TIMEOUT_S: Final = 900.0
 START_TIMEOUT_S: Final = 300.0
 STOP_TIMEOUT_S: Final = 60.0
 HEALTH_POLL_S: Final = 0.25
+ACCESS_FILES: Final = ("tenants_file", "keys_file", "pepper_file")
+NO_LIMITS: Final[dict[str, Any]] = {"max_queue": 1_000_000, "queue_ttl_s": 3600.0, "ttft_target_ms": None}
+"""Fields of a tier that refuses nobody, however long the wait."""
 MAX_LATENESS_MS: Final = 100.0
 """The server under test shares our cores: the driver may be later than on a machine of its own."""
 
@@ -62,24 +66,57 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
         return fields
 
     @contextlib.contextmanager
-    def serving(self, engine: dict[str, Any]) -> Iterator["Subject"]:
-        """Start a server with these engine settings, wait until it is healthy, and end it afterwards."""
+    def serving(
+        self,
+        engine: dict[str, Any],
+        *,
+        tiers: Sequence[dict[str, Any]] = (),
+        tenants: Sequence[dict[str, Any]] = (),
+    ) -> Iterator["Subject"]:
+        """Start a server with these settings, wait until it is healthy, and end it afterwards.
+
+        `tenants` get a key each. Raises LoadError.
+        """
         port = _free_port()
-        settings = engine if self.model is None else engine | {"model": self.model}
-        folder = Path(tempfile.mkdtemp(prefix="headway-load-"))
-        config = folder / "headway.yaml"
-        config.write_text(yaml.safe_dump({"engine": settings, "http": {"port": port}}), "utf-8")
-        log = (folder / "server.log").open("wb")
-        process = subprocess.Popen(
-            [*self.command, "serve", "--config", str(config)], stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", folder / "server.log")
-            yield _look_at(Target(host="127.0.0.1", port=port))
-        finally:
-            _end(process)
-            log.close()
-            shutil.rmtree(folder, ignore_errors=True)
+        settings: dict[str, Any] = {"engine": dict(engine), "http": {"port": port}}
+        if self.model is not None:
+            settings["engine"]["model"] = self.model
+        if tiers:
+            settings["tiers"] = list(tiers)
+        with tempfile.TemporaryDirectory(prefix="headway-load-") as folder:
+            config = Path(folder) / "headway.yaml"
+            if tenants:
+                settings["access"] = {name: name.replace("_file", ".yaml") for name in ACCESS_FILES}
+                (Path(folder) / "tenants.yaml").write_text(
+                    yaml.safe_dump({"tenants": list(tenants)}), "utf-8"
+                )
+            config.write_text(yaml.safe_dump(settings), "utf-8")
+            keys = {tenant["name"]: self._new_key(tenant["name"], config) for tenant in tenants}
+            with self._process(config, port):
+                yield _look_at(Target(host="127.0.0.1", port=port), keys)
+
+    def _new_key(self, tenant: str, config: Path) -> str:
+        full = [*self.command, "keys", "create", tenant, "--config", str(config)]
+        done = subprocess.run(full, capture_output=True, text=True, timeout=BENCH_TIMEOUT_S, check=False)
+        if (key := re.search(r"\bhw_\S+", done.stdout)) is None:
+            raise LoadError(f"{' '.join(full)} printed no key: {done.stderr.strip()[-500:]}")
+        return key[0]
+
+    @contextlib.contextmanager
+    def _process(self, config: Path, port: int) -> Iterator[None]:
+        log = config.with_suffix(".log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*self.command, "serve", "--config", str(config)],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                _wait_until_healthy(process, f"http://127.0.0.1:{port}/health", log)
+                yield
+            finally:
+                _end(process)
 
 
 def find_headway() -> tuple[str, ...]:
@@ -97,14 +134,19 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     dialect: Dialect
     calibration: Calibration
+    keys: dict[str, str] = {}
+    """Of its tenants, by name."""
 
     def open(self, scripts: Sequence[Script], cast: Cast, duration_s: float, workload: Workload) -> Report:
         """Drive scripts when they are due."""
         return self._drive(cast, workload, duration_s, tuple(scripts), None)
 
     def closed(self, num_users: int, workload: Workload, duration_s: float) -> Report:
-        """Drive users who wait for their answers."""
-        return self._drive(Cast(), workload, duration_s, (), ClosedLoop(num_users=num_users))
+        """Drive users who wait for their answers; with the first key, where there are keys."""
+        only = Tenant(api_key=next(iter(self.keys.values()), None))
+        return self._drive(
+            Cast(sources=(Source(tenant=only),)), workload, duration_s, (), ClosedLoop(num_users=num_users)
+        )
 
     def _drive(
         self,
@@ -139,15 +181,17 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         )
         if report.is_interrupted:
             raise LoadError("interrupted")
+        if not report.total.answered:
+            raise LoadError(f"the server answered none of {report.total.requests}: {report.error_examples}")
         return report
 
 
-def _look_at(target: Target) -> Subject:
-    with Server(target, None) as server:
+def _look_at(target: Target, keys: dict[str, str]) -> Subject:
+    with Server(target, next(iter(keys.values()), None)) as server:
         model = server.check_model(None)
         calibration = server.calibrate(WORDS, model, "chat")
     dialect = Dialect(model=model, extra_body={"ignore_eos": True, "temperature": 0})
-    return Subject(target=target, dialect=dialect, calibration=calibration)
+    return Subject(target=target, dialect=dialect, calibration=calibration, keys=keys)
 
 
 def _free_port() -> int:

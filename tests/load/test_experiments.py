@@ -19,6 +19,8 @@ import json, sys
 
 if sys.argv[1] == "bench":
     print(json.dumps(json.loads({benches!r})[sys.argv[2]]))
+elif sys.argv[1] == "keys":
+    print("hw_key-of-" + sys.argv[3])
 else:
     import asyncio
     sys.path.insert(0, {root!r})
@@ -112,7 +114,7 @@ def test_overload_says_what_a_server_without_limits_cannot_show(
 ) -> None:
     monkeypatch.setattr(overload, "DURATIONS_S", (1.0, 1.0))
     outcome = overload.run(lab)
-    assert "not available in this server" in outcome.findings[2].measured
+    assert "not available in this server: it refused nothing" in outcome.findings[2].measured
     assert outcome.data["growth"]["served_rps"] > 0
     check_page(outcomes_html([outcome]))
 
@@ -124,13 +126,20 @@ def test_the_predicted_wait_grows_with_the_surplus() -> None:
     assert overload.mean_wait_s(9.0, 10.0, 4, 30.0) == 0.0
 
 
-def test_tiers_send_priorities_and_say_what_is_missing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiers_are_compared_with_one_tenant_for_all(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "DURATIONS_S", (2.0, 2.0))
     outcome = tiers.run(lab)
-    assert "not available in this server" in outcome.findings[1].measured
     assert set(outcome.data["ttft_ms_p50"]) == {
         "no tiers: interactive", "no tiers: batch", "tiers: interactive", "tiers: batch"
     }  # fmt: skip
+    # The stand-in serves everybody at once.
+    assert not outcome.findings[0].holds
+
+
+def test_without_tiers_all_requests_come_with_one_key() -> None:
+    keys = {"interactive": "i", "batch": "b"}
+    assert [tenant.api_key for tenant in tiers.cast(keys, has_tiers=False).tenants] == ["b", "b"]
+    assert [tenant.api_key for tenant in tiers.cast(keys, has_tiers=True).tenants] == ["i", "b"]
 
 
 def test_chunked_prefill_compares_both_settings() -> None:
