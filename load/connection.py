@@ -135,15 +135,22 @@ class Connection(asyncio.Protocol):
             answer.cancel(self._now)
             self._end(is_complete=False)
             self.hang_up()
+        elif answer.is_done and not self._has_length:
+            # Nothing can follow, and a server that keeps the connection open would keep us waiting.
+            self._end(is_complete=True)
+            self.hang_up()
         elif self._read_bytes_per_s:
             self._rest(len(data) / self._read_bytes_per_s)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the Answer says what was lost
         self.is_open = False
         self._now = time.perf_counter()
-        # A response without a length ends with its connection.
-        has_length = b"content-length" in self._headers or b"transfer-encoding" in self._headers
-        self._end(is_complete=not has_length)
+        self._end(is_complete=not self._has_length)
+
+    @property
+    def _has_length(self) -> bool:
+        """Whether HTTP says where the response ends; one without a length ends with its connection."""
+        return b"content-length" in self._headers or b"transfer-encoding" in self._headers
 
     # httptools callbacks, from inside feed_data
 

@@ -168,7 +168,7 @@ def run_echo(pace: Pace, host: str, port: int, ready: Callable[[int], None]) -> 
     async def serve() -> None:
         try:
             server = await serve_echo(pace, host, port)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise LoadError(f"cannot listen on {host}:{port}: {error}") from error
         ready(server.sockets[0].getsockname()[1])
         await server.serve_forever()

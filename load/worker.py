@@ -118,7 +118,7 @@ async def _serve_parent(task: Assignment, pipe: Pipe, reports: _Reports) -> None
 def _on_parent(pipe: Pipe, loop: asyncio.AbstractEventLoop, driver: "Driver") -> None:
     try:
         pipe.recv_bytes()
-    except EOFError:
+    except (EOFError, OSError):
         loop.remove_reader(pipe.fileno())
     driver.stop()
 
@@ -142,7 +142,8 @@ class Driver:
         self._client = Client(task.target, request_timeout_s=task.request_timeout_s)
         self._start_at = 0.0
         self._is_stopping = False
-        self._stopping = asyncio.Event()
+        self._over = asyncio.Event()
+        """Nothing runs any more, or nothing shall."""
         self._error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[None]] = set()
@@ -179,20 +180,18 @@ class Driver:
         self._client.stop()
         if self._main is not None:
             self._main.cancel()
-        self._stopping.set()
+        self._over.set()
 
     async def _finish(self) -> None:
-        stopping = asyncio.create_task(self._stopping.wait())
-        while self._running and not stopping.done():
-            await asyncio.wait([*self._running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        if self._running and not self._is_stopping:
+            self._over.clear()
+            await self._over.wait()
         if self._running:
             # Those that had a request in flight end by themselves; the others are asleep.
             await asyncio.wait(self._running, timeout=STOP_GRACE_S)
             for task in self._running:
                 task.cancel()
-            while self._running:
-                await asyncio.wait(self._running)
+            await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _drive(self) -> None:
         if self._task.users is not None:
@@ -215,6 +214,8 @@ class Driver:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        if not self._running:
+            self._over.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._error = error
             self.stop()

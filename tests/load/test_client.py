@@ -41,6 +41,19 @@ async def test_done_without_finish_reason_is_complete() -> None:
         assert (await ask(target)).failure is None
 
 
+async def test_done_ends_a_stream_whose_connection_stays_open() -> None:
+    async def stay(writer: Writer) -> None:
+        writer.write(head() + TOKEN + DONE)
+        await writer.drain()
+        await released.wait()
+
+    released = asyncio.Event()
+    async with serving(stay) as target:
+        answer = await ask(target, timeout_s=60.0)
+        released.set()
+    assert answer.failure is None
+
+
 async def test_finish_reason_without_done_is_complete() -> None:
     async with serving(sending(head(), TOKEN, LAST)) as target:
         assert (await ask(target)).failure is None
