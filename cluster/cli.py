@@ -86,9 +86,9 @@ def serve(
 
     try:
         config = configure()
+        check_access(config)
         with StartDisplay() as display:
             config = _with_located_model(config, display.show)
-            check_access(config)
             problem = port_problem(config.http.host, config.http.port)
             if problem is not None and address is None:
                 raise ConfigError(problem)

@@ -136,6 +136,11 @@ class Ledger:
     def num_routers(self) -> int:
         return len(self._sessions)
 
+    @property
+    def num_accounts(self) -> int:
+        """Tenants that used something within the last minutes."""
+        return len(self._accounts)
+
     def left(self, tenant: str, now: float) -> Levels | None:
         """What nobody has leased of a tenant's limits; None for an unknown tenant."""
         account = self._account(tenant, now)

@@ -103,3 +103,9 @@ def test_a_taken_port_is_one_line_before_ray_starts(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         line = refusal("serve", "--port", str(port), folder=tmp_path)
     assert line == f"headway: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_an_open_server_on_a_public_address_is_one_line_before_anything_starts() -> None:
+    line = refusal("serve", "--host", "0.0.0.0")
+    assert line.startswith("headway: no keys are configured: everybody who reaches 0.0.0.0")
+    assert "--allow-anonymous" in line
