@@ -151,6 +151,8 @@ class Completions:
                 options = output_options(body, pieces.special_ids, echo, most, asked.tools)
                 outputs = [OutputText(pieces, options) for _ in range(num_generated)]
                 runs.append(PromptRun(generation, len(ids), tuple(outputs)))
+                # Its ids are freed when it ends, not those of all prompts at once.
+                asked.prompts[len(runs) - 1] = ()
                 if len(runs) % STARTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
         except BaseException:
