@@ -22,7 +22,7 @@ from router.access_log import AccessSink, access_line, nowhere
 from router.answers import ModelEntry, ModelList
 from router.body_process import BodyProcess
 from router.callers import Caller, Identify, anybody, check_use
-from router.completions import NUM_THREADS, Completions
+from router.completions import NUM_THREADS, PROCESS_BYTES, Completions
 from router.errors import ApiError, ClientGoneError, NoReplicaError, internal_error, no_replica
 from router.generation import Backend
 from router.http import Exchange, Receive, Scope, Send
@@ -30,11 +30,12 @@ from router.keys import refuse_key_in_query
 from router.limits import Limits, NoLimits
 from router.stats import Stats
 from router.text import TextCodec
+from router.tokens import detokenize, tokenize
 from router.validation import check_model
 
 _log: Final = logging.getLogger(__name__)
 _MODELS: Final = "/v1/models/"
-_OPEN: Final = ("/health", "/version")
+_OPEN: Final = ("/health", "/ready", "/version")
 """Without a key: for probes. They tell nothing of tenants."""
 
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
@@ -74,6 +75,7 @@ class _RouterApp:
         self._access = access
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
         self._created = int(time.time())
+        self._text = text
         self._process = BodyProcess(text.folder)
         completions = Completions(
             backend=backend, text=text, pool=self._pool, process=self._process, limits=limits
@@ -82,7 +84,10 @@ class _RouterApp:
             "/v1/chat/completions": {"POST": completions.chat},
             "/v1/completions": {"POST": completions.complete},
             "/v1/models": {"GET": self._list_models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._health},
+            "/ready": {"GET": self._health},
             "/stats": {"GET": self._show_stats},
             "/version": {"GET": self._version},
         }
@@ -160,6 +165,21 @@ class _RouterApp:
         check_model(unquote(exchange.path.removeprefix(_MODELS)), card)
         check_use(caller, card.name)
         await exchange.respond(200, msgspec.json.encode(self._entry(card)))
+
+    async def _tokenize(self, exchange: Exchange, caller: Caller) -> None:
+        await self._answer_about_text(exchange, caller, tokenize)
+
+    async def _detokenize(self, exchange: Exchange, caller: Caller) -> None:
+        await self._answer_about_text(exchange, caller, detokenize)
+
+    async def _answer_about_text(
+        self, exchange: Exchange, caller: Caller, answer: Callable[[bytes, TextCodec, ModelCard], bytes]
+    ) -> None:
+        data = await exchange.read_json(PROCESS_BYTES)
+        card = self._card()
+        check_use(caller, card.name)
+        loop = asyncio.get_running_loop()
+        await exchange.respond(200, await loop.run_in_executor(self._pool, answer, data, self._text, card))
 
     async def _health(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
         self._card()

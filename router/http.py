@@ -54,7 +54,7 @@ class Exchange:
         if self._num_keys > 1:  # whoever is in front of us may have checked the other one
             raise ApiError(400, "the header Authorization is given twice", code="invalid_header")
 
-    async def read_json(self) -> bytes:
+    async def read_json(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Return the body. Raises ApiError 400 or 413, ClientGoneError."""
         kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
@@ -62,11 +62,11 @@ class Exchange:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(400, "a compressed body is not supported", code="invalid_content_encoding")
         length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY_BYTES):
-            raise _too_large()
-        return await self._read_body()
+        if length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+            raise _too_large(max_bytes)
+        return await self._read_body(max_bytes)
 
-    async def _read_body(self) -> bytes:
+    async def _read_body(self, max_bytes: int) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while True:
@@ -76,8 +76,8 @@ class Exchange:
                 raise ClientGoneError
             chunk = message.get("body", b"")
             size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
+            if size > max_bytes:
+                raise _too_large(max_bytes)
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -143,5 +143,5 @@ class Exchange:
             raise ClientGoneError from None
 
 
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes", code="request_too_large")
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body exceeds {max_bytes} bytes", code="request_too_large")

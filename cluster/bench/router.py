@@ -34,8 +34,6 @@ TEXT: Final = "/v1/completions"
 class _Scripted:
     """A generation that says the words it was given, a token at a time."""
 
-    refusal = None
-
     refusal: ApiError | None = None
 
     def __init__(self, token_ids: list[int]) -> None:
