@@ -10,7 +10,7 @@ import msgspec
 
 from router.errors import ApiError
 from router.http import Header
-from router.quota import Quota, Ticket, TicketState
+from router.quota import Quota
 from router.quota_messages import (
     CatalogueQuery,
     Hello,
@@ -22,6 +22,7 @@ from router.quota_messages import (
     decode_catalogue,
     encode,
 )
+from router.quota_slice import Ticket, TicketState
 from router.rate_limit import PERIOD_S, retry_after_s
 from router.tenants import Catalogue, Tenant
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from router.ledger import SETTLE_S, Ledger
-from router.quota import Quota, Ticket, TicketState
+from router.quota import Quota
 from router.quota_messages import (
     Answer,
     Exchange,
@@ -17,6 +17,7 @@ from router.quota_messages import (
     decode_request,
     encode,
 )
+from router.quota_slice import Ticket, TicketState
 from router.rate_limit import PERIOD_S
 from router.tenants import Catalogue, Tenant
 

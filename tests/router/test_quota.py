@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.ledger import ROUTER_TTL_S
-from router.quota import SLOT_GRACE_S, TicketState
 from router.quota_messages import Limit
+from router.quota_slice import SLOT_GRACE_S, TicketState
 from tests.router.quota_world import Fate, QuotaWorld, Router, tenant
 
 FATES: list[Fate] = ["arrives", "request lost", "reply lost", "repeated"]
