@@ -29,6 +29,8 @@ from router.transport import Transport
 
 MAX_LOSSES: Final = 3
 """A request under which so many replicas were lost ends with an error: it may be what kills them."""
+DRAIN_PATIENCE_S: Final = 10.0
+"""A stream that runs longer than this on a draining replica moves to another one that has room."""
 RESUME_WAIT_S: Final = 60.0
 """Longest wait of a running stream for a replica that can go on with it. A cold start fits into it."""
 
@@ -148,7 +150,7 @@ class ReplicaBackend:
         self._stop_waiting(request_id)
         if generation.connection is not None:
             generation.connection.abort(request_id)
-            if not generation.has_begun:
+            if not generation.has_begun and not generation.request.attempt:
                 self._charge(generation, -len(generation.request.prompt_ids))
         self._dispatch_soon()
 
@@ -250,7 +252,8 @@ class ReplicaBackend:
         self._timers.pop(request_id).cancel()
         generation.send_to(connection, connection.card.fingerprint, starved_s)
         connection.submit(generation.request, generation.client.hashes)
-        self._charge(generation, len(generation.request.prompt_ids))
+        if not generation.request.attempt:  # a loss is not the tenant's doing
+            self._charge(generation, len(generation.request.prompt_ids))
 
     def _charge(self, generation: ReplicaGeneration, num_input: int, num_output: int = 0) -> None:
         client = generation.client
@@ -263,6 +266,8 @@ class ReplicaBackend:
     def _candidates_changed(self, names: frozenset[str]) -> None:
         self._candidates = names
         for name, connection in self._connections.items():
+            if name not in names and not connection.draining:
+                asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._move_from, connection)
             connection.set_draining(name not in names)
         for name in sorted(names - self._connections.keys()):
             self._connect(name)
@@ -308,8 +313,36 @@ class ReplicaBackend:
             del self._generations[delta.request_id]
             generation.fail(delta.error or "the replica of this request was lost")
             return
+        self._go_on_elsewhere(generation)
+        self._dispatch_soon()
+
+    def _move_from(self, connection: Connection) -> None:
+        """Move what still runs on a draining replica, as far as others have room; ask again later."""
+        if not connection.draining or self._connections.get(connection.replica) is not connection:
+            return
+        remaining = [g for g in self._generations.values() if g.connection is connection]
+        for generation in remaining:
+            if self._could_move(generation):
+                connection.abort(generation.request.request_id)
+                self._go_on_elsewhere(generation)
+                self._dispatch()
+        if remaining:
+            asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._move_from, connection)
+
+    def _could_move(self, generation: ReplicaGeneration) -> bool:
+        request = generation.request
+        for connection in self._connections.values():
+            room = connection.room(request.tier)
+            card = connection.card
+            if room is None or card is None or card.fingerprint != generation.fingerprint:
+                continue
+            blocks = request.num_blocks(card.block_size) + generation.num_tokens // card.block_size + 1
+            if room.num_outputs >= request.num_outputs and room.num_blocks >= blocks:
+                return True
+        return False
+
+    def _go_on_elsewhere(self, generation: ReplicaGeneration) -> None:
         generation.begin_attempt()
         waiting = self._waiting(generation)
         self._dispatcher.add_first(waiting)
         self._limit_wait(waiting.key, self._resume_wait_s, self._give_up)
-        self._dispatch_soon()

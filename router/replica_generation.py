@@ -70,6 +70,11 @@ class ReplicaGeneration:
         """Every output has its finish."""
         return not self._transcript.running
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far by the unfinished outputs."""
+        return self._transcript.num_tokens
+
     def send_to(self, connection: Connection, fingerprint: str, starved_s: float) -> None:
         """Note whose replica works on it from now on; `starved_s` is what aging counts there."""
         self.connection = connection

@@ -23,6 +23,11 @@ class Transcript:
         """The outputs that have not finished."""
         return tuple(self._ids)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the unfinished outputs."""
+        return sum(map(len, self._ids.values()))
+
     def take(self, delta: TokenDelta) -> None:
         """Note what a delta of the current attempt brought. O(its tokens).
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from replicas.api import FinishReason
-from router.backend import MAX_LOSSES, ReplicaBackend
+from router.backend import DRAIN_PATIENCE_S, MAX_LOSSES, ReplicaBackend
 from router.connection import RETRY_S
 from router.replica_generation import ReplicaGeneration
 from router.transport import ReplicaGoneError
@@ -178,6 +178,33 @@ async def test_a_replica_that_dies_while_it_drains_hands_its_streams_on() -> Non
         transport.list_candidates(*(name for name, r in transport.replicas.items() if r is not replica))
         replica.die()
         assert token_ids(await read(generation)) == continued(generation, 20)
+
+
+@in_virtual_time
+async def test_a_long_stream_moves_from_a_draining_replica_that_then_is_free() -> None:
+    async with serving("a", "b") as (backend, transport):
+        num_tokens = int(2 * DRAIN_PATIENCE_S / STEP_S)
+        generation = generate(backend, max_tokens=num_tokens)
+        await asyncio.sleep(STEP_S)
+        leaving = busy(transport)
+        transport.list_candidates(*(name for name, r in transport.replicas.items() if r is not leaving))
+        reader = asyncio.create_task(read(generation))
+        await asyncio.sleep(DRAIN_PATIENCE_S + 2 * STEP_S)
+        assert leaving.engine.requests == {}
+        assert len(backend.loads()) == 1
+        deltas = await reader
+        assert token_ids(deltas) == continued(generation, num_tokens)
+        assert finishes(deltas) == [FinishReason.LENGTH]
+
+
+@in_virtual_time
+async def test_a_stream_stays_on_a_draining_replica_while_no_other_can_take_it() -> None:
+    async with serving("a") as (backend, transport):
+        num_tokens = int(2 * DRAIN_PATIENCE_S / STEP_S)
+        generation = generate(backend, max_tokens=num_tokens)
+        transport.list_candidates()
+        deltas = await read(generation)
+        assert (generation.request.attempt, len(token_ids(deltas))) == (0, num_tokens)
 
 
 @in_virtual_time
