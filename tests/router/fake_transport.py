@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
@@ -11,6 +11,7 @@ import msgspec
 from replicas.api import CommandBatch, ModelCard, ReplicaLoad, Subscribe
 from replicas.sessions import Effects, Sessions
 from router.backend import RESUME_WAIT_S, ReplicaBackend
+from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import FrameStream, ReplicaGoneError
 from tests.wire_world import CAPACITY, FakeEngine
 
@@ -165,12 +166,17 @@ class FakeTransport:
 
 @asynccontextmanager
 async def serving(
-    *names: str, resume_wait_s: float = RESUME_WAIT_S
+    *names: str, tiers: Iterable[Tier] = DEFAULT_TIERS, resume_wait_s: float = RESUME_WAIT_S
 ) -> AsyncIterator[tuple[ReplicaBackend, FakeTransport]]:
     """A started backend, connected to a running replica of each name."""
     transport = FakeTransport()
     backend = ReplicaBackend(
-        transport, router_id="r", first_epoch=1, draw=Random(0), resume_wait_s=resume_wait_s
+        transport,
+        router_id="r",
+        first_epoch=1,
+        draw=Random(0),
+        tiers=tiers,
+        resume_wait_s=resume_wait_s,
     )
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         for epoch, name in enumerate(names, 1):
