@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from replicas.api import ModelCard
-from router import sse
+from router import openapi, sse
 from router.access_log import AccessSink, access_line, nowhere
 from router.answers import ModelEntry, ModelList
 from router.body_process import BodyProcess
@@ -35,7 +35,7 @@ from router.validation import check_model
 
 _log: Final = logging.getLogger(__name__)
 _MODELS: Final = "/v1/models/"
-_OPEN: Final = ("/health", "/ready", "/version")
+_OPEN: Final = ("/health", "/ready", "/version", "/openapi.json", "/docs")
 """Without a key: for probes. They tell nothing of tenants."""
 
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
@@ -88,6 +88,8 @@ class _RouterApp:
             "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._health},
             "/ready": {"GET": self._health},
+            "/openapi.json": {"GET": self._openapi},
+            "/docs": {"GET": self._docs},
             "/stats": {"GET": self._show_stats},
             "/version": {"GET": self._version},
         }
@@ -180,6 +182,12 @@ class _RouterApp:
         check_use(caller, card.name)
         loop = asyncio.get_running_loop()
         await exchange.respond(200, await loop.run_in_executor(self._pool, answer, data, self._text, card))
+
+    async def _openapi(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        await exchange.respond(200, openapi.document())
+
+    async def _docs(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
+        await exchange.respond(200, openapi.page(), ((b"content-type", b"text/html; charset=utf-8"),))
 
     async def _health(self, exchange: Exchange, caller: Caller) -> None:  # noqa: ARG002 - a Handler
         self._card()

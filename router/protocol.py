@@ -16,6 +16,13 @@ from router.errors import unsupported
 T = TypeVar("T")
 
 ABSENT: Final = Raw()
+
+
+def _absent() -> Raw:
+    """A factory, because a default of this kind has no place in the OpenAPI document."""
+    return ABSENT
+
+
 _MAX_NEUTRAL_BYTES: Final = 64
 """No neutral value is longer; what is longer need not be looked at."""
 # Nothing that could fit into a context is longer; what is longer is refused before it costs anything.
@@ -35,14 +42,14 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One more chunk before [DONE] carries the usage; all others carry `usage: null`."""
     continuous_usage_stats: bool | None = None
     """Every chunk carries the usage so far; needs include_usage."""
-    include_obfuscation: Raw = ABSENT
+    include_obfuscation: Raw = msgspec.field(default_factory=_absent)
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `response_format` of type json_schema asks for."""
 
     name: str
-    schema: Raw = ABSENT
+    schema: Raw = msgspec.field(default_factory=_absent)
     description: str | None = None
     strict: bool | None = None
     """The schema is always followed strictly."""
@@ -58,7 +65,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's way to say the form of the answer; the `guided_` fields are its older names."""
 
-    json: Raw = ABSENT
+    json: Raw = msgspec.field(default_factory=_absent)
     regex: str | None = None
     choice: _Choices | None = None
     grammar: str | None = None
@@ -92,7 +99,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = ABSENT
+    guided_json: Raw = msgspec.field(default_factory=_absent)
     guided_regex: str | None = None
     guided_choice: _Choices | None = None
     guided_grammar: str | None = None
@@ -103,8 +110,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_cache_key: str | None = None
     metadata: _Metadata | None = None
 
-    store: Raw = ABSENT
-    service_tier: Raw = ABSENT
+    store: Raw = msgspec.field(default_factory=_absent)
+    service_tier: Raw = msgspec.field(default_factory=_absent)
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -112,10 +119,10 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     type: str
     text: str | None = None
-    image_url: Raw = ABSENT
-    input_audio: Raw = ABSENT
-    file: Raw = ABSENT
-    refusal: Raw = ABSENT
+    image_url: Raw = msgspec.field(default_factory=_absent)
+    input_audio: Raw = msgspec.field(default_factory=_absent)
+    file: Raw = msgspec.field(default_factory=_absent)
+    refusal: Raw = msgspec.field(default_factory=_absent)
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -171,10 +178,10 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tool_call_id: str | None = None
     tool_calls: list[CalledTool] | None = None
 
-    function_call: Raw = ABSENT
-    refusal: Raw = ABSENT
-    audio: Raw = ABSENT
-    annotations: Raw = ABSENT
+    function_call: Raw = msgspec.field(default_factory=_absent)
+    refusal: Raw = msgspec.field(default_factory=_absent)
+    audio: Raw = msgspec.field(default_factory=_absent)
+    annotations: Raw = msgspec.field(default_factory=_absent)
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -193,14 +200,14 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    functions: Raw = ABSENT
-    function_call: Raw = ABSENT
-    modalities: Raw = ABSENT
-    audio: Raw = ABSENT
-    prediction: Raw = ABSENT
-    reasoning_effort: Raw = ABSENT
-    verbosity: Raw = ABSENT
-    web_search_options: Raw = ABSENT
+    functions: Raw = msgspec.field(default_factory=_absent)
+    function_call: Raw = msgspec.field(default_factory=_absent)
+    modalities: Raw = msgspec.field(default_factory=_absent)
+    audio: Raw = msgspec.field(default_factory=_absent)
+    prediction: Raw = msgspec.field(default_factory=_absent)
+    reasoning_effort: Raw = msgspec.field(default_factory=_absent)
+    verbosity: Raw = msgspec.field(default_factory=_absent)
+    web_search_options: Raw = msgspec.field(default_factory=_absent)
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):
@@ -213,7 +220,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
     echo: bool | None = None
     """The answer begins with the prompt."""
 
-    suffix: Raw = ABSENT
+    suffix: Raw = msgspec.field(default_factory=_absent)
 
 
 NEUTRAL_ANYWHERE: Final[Mapping[str, tuple[object, ...]]] = {
