@@ -175,8 +175,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blocks",
         type=int,
-        default=2000,
-        help="prefix cache of a replica in the trace's blocks (default 2000)",
+        default=4000,
+        help="prefix cache of a replica in the trace's blocks (default 4000)",
     )
     parser.add_argument(
         "--jitter-s",
