@@ -34,6 +34,7 @@ from load.workload import Workload
 BENCH_TIMEOUT_S: Final = 900.0
 START_TIMEOUT_S: Final = 300.0
 STOP_TIMEOUT_S: Final = 60.0
+KEYS_TIMEOUT_S: Final = 30.0
 HEALTH_POLL_S: Final = 0.25
 ACCESS_FILES: Final = ("tenants_file", "keys_file", "pepper_file")
 NO_LIMITS: Final[dict[str, Any]] = {"max_queue": 1_000_000, "queue_ttl_s": 3600.0, "ttft_target_ms": None}
@@ -93,6 +94,7 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
             config.write_text(yaml.safe_dump(settings), "utf-8")
             keys = {tenant["name"]: self._new_key(tenant["name"], config) for tenant in tenants}
             with self._process(config, port):
+                _wait_until_known(f"http://127.0.0.1:{port}/v1/models", keys)
                 yield _look_at(Target(host="127.0.0.1", port=port), keys)
 
     def _new_key(self, tenant: str, config: Path) -> str:
@@ -212,6 +214,22 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path)
         time.sleep(HEALTH_POLL_S)
     last = log.read_bytes()[-2000:].decode("utf-8", "replace").strip()
     raise LoadError(f"the server did not become healthy; its last words: {last or 'none'}")
+
+
+def _wait_until_known(url: str, keys: dict[str, str]) -> None:
+    """Wait until the routers take the keys: they spread after the server is up."""
+    give_up_at = time.monotonic() + KEYS_TIMEOUT_S
+    for tenant, key in keys.items():
+        headers = {"authorization": f"Bearer {key}"}
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(url, headers=headers, timeout=5.0, trust_env=False).status_code != 401:
+                    break
+            if time.monotonic() > give_up_at:
+                raise LoadError(
+                    f"after {KEYS_TIMEOUT_S:g} s the server still does not take the key of {tenant}"
+                )
+            time.sleep(HEALTH_POLL_S)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
