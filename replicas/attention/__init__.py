@@ -8,9 +8,12 @@ from replicas.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from replicas.attention.base import AttentionBackend
+    from replicas.attention.base import AttentionBackend, AttentionNeeds
 
 BACKENDS: Final = {
+    "flash": "replicas.attention.flash:FlashAttention",
+    "torch_varlen": "replicas.attention.torch_varlen:TorchVarlenAttention",
+    "aten_varlen": "replicas.attention.aten_varlen:AtenVarlenAttention",
     "numba_cpu": "replicas.attention.numba_cpu:NumbaAttention",
     "sdpa": "replicas.attention.sdpa:SdpaAttention",
 }
@@ -26,14 +29,22 @@ def load_backend(name: str) -> "type[AttentionBackend]":
     return backend
 
 
-def choose_backend(name: str, device: "torch.device", dtype: "torch.dtype") -> "type[AttentionBackend]":
-    """Return the backend called `name`, or for `auto` the first that runs here.
+def choose_backend(
+    name: str, device: "torch.device", dtype: "torch.dtype", needs: "AttentionNeeds"
+) -> "type[AttentionBackend]":
+    """Return the backend called `name`, or for `auto` the first that runs the model here.
 
-    Raises ConfigError when the named one does not run here, with its reason.
+    Raises ConfigError with the reason, or for `auto` with every backend's.
     """
+    reasons = []
     for candidate in BACKENDS if name == "auto" else (name,):
-        backend = load_backend(candidate)
-        reason = backend.unavailable(device, dtype)
+        try:
+            backend = load_backend(candidate)
+        except ImportError as error:  # a GPU machine needs no numba, an old torch has no varlen
+            reasons.append(f"attention backend {candidate!r} cannot run here: {error}")
+            continue
+        reason = backend.unavailable(device, dtype) or backend.unsupported(needs)
         if reason is None:
             return backend
-    raise ConfigError(f"attention backend {name!r} cannot run here: {reason}")
+        reasons.append(f"attention backend {candidate!r} cannot run here: {reason}")
+    raise ConfigError("; ".join(reasons))

@@ -63,6 +63,13 @@ class AttentionBackend(ABC):
         """Return why this backend cannot run here, or None when it can."""
 
     @classmethod
+    def unsupported(cls, needs: AttentionNeeds) -> str | None:
+        """Return why this backend cannot serve such a model, or None when it can."""
+        if needs.softcap and not cls.supports_softcap:
+            return "it lacks the soft cap that this model uses"
+        return None
+
+    @classmethod
     def kv_bytes_per_token(cls, needs: AttentionNeeds, dtype: torch.dtype) -> int:
         """Return the bytes of the pool per token, all layers."""
         return 2 * needs.num_layers * needs.num_kv_heads * needs.head_dim * dtype.itemsize
@@ -99,3 +106,28 @@ class AttentionBackend(ABC):
         softcap: float | None,  # s -> cap * tanh(s / cap) on scaled scores
     ) -> Tensor:  # [rows, num_heads, head_dim]; padding rows are zero
         """Attend causally, `store` of the same layer being done."""
+
+
+class GraphableAttention(AttentionBackend):
+    """A backend whose launches can be recorded once and replayed (CUDA graphs), for steps of decodes only.
+
+    After `begin_fixed` the tensors that `store` and `attend` read lie where they lay for every earlier call
+    with the same `rows` and `max_blocks`, and nothing else about their launches depends on the batch.
+    """
+
+    @abstractmethod
+    def reserve_fixed(
+        self,
+        max_rows: int,
+        max_blocks: int,  # per sequence
+    ) -> None:
+        """Reserve what `begin_fixed` needs at most. Once, before anything is recorded."""
+
+    @abstractmethod
+    def begin_fixed(
+        self,
+        batch: AttentionBatch,  # one row per sequence
+        rows: int,  # that `store` and `attend` will get; those behind the batch's are padding
+        max_blocks: int,
+    ) -> None:
+        """Plan a step, as `begin_step`."""

@@ -168,14 +168,12 @@ def test_a_pool_begins_zeroed() -> None:
 
 
 def test_auto_takes_numba_for_float32_on_cpu_and_the_reference_otherwise() -> None:
-    assert choose_backend("auto", CPU, torch.float32).name == "numba_cpu"
-    assert choose_backend("auto", CPU, torch.bfloat16).name == "sdpa"
+    assert choose_backend("auto", CPU, torch.float32, Case().needs).name == "numba_cpu"
+    assert choose_backend("auto", CPU, torch.bfloat16, Case().needs).name == "sdpa"
 
 
 def test_a_backend_that_cannot_run_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigError, match=r"'numba_cpu' cannot run here: it computes in float32"):
-        choose_backend("numba_cpu", CPU, torch.bfloat16)
-    with pytest.raises(
-        ConfigError, match=r"unknown attention backend 'flsh'; known are auto, numba_cpu, sdpa"
-    ):
-        choose_backend("flsh", CPU, torch.float32)
+        choose_backend("numba_cpu", CPU, torch.bfloat16, Case().needs)
+    with pytest.raises(ConfigError, match=r"unknown attention backend 'flsh'; known are auto, flash, "):
+        choose_backend("flsh", CPU, torch.float32, Case().needs)
