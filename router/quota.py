@@ -67,7 +67,7 @@ class Quota:
             part = self._slices[tenant.name] = Slice(tenant, now, full, now)
         part.tenant = tenant
         self._active[tenant.name] = part
-        if not part.waiting and part.fits(tokens):
+        if not part.waiting and part.fits(ticket):
             part.take(ticket)
         else:
             part.waiting.append(ticket)
@@ -193,7 +193,7 @@ class Quota:
         for ticket, verdict in zip(asked, share.verdicts, strict=True):
             if part.decide(ticket, verdict, now):
                 decided.append(ticket)
-        while (fitting := part.next_waiting()) is not None and part.fits(fitting.tokens):
+        while (fitting := part.next_waiting()) is not None and part.fits(fitting):
             part.waiting.popleft()
             part.take(fitting)
             decided.append(fitting)

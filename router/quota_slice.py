@@ -83,11 +83,11 @@ class Slice:
     waiting: deque[Ticket] = field(default_factory=deque)
     asked: list[Ticket] = field(default_factory=list)
 
-    def fits(self, tokens: int) -> bool:
-        tenant = self.tenant
+    def fits(self, ticket: Ticket) -> bool:
+        tenant = ticket.tenant  # as it was when the ticket was made: limits may have changed since
         return (
             (tenant.rpm is None or self.requests.idle >= 1)
-            and (tenant.tpm is None or self.tokens.idle >= tokens)
+            and (tenant.tpm is None or self.tokens.idle >= ticket.tokens)
             and (tenant.max_concurrent is None or self.idle_slots >= 1)
         )
 
