@@ -44,7 +44,7 @@ def described(path: str, method: str, status: int, kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_answer_is_described(app: App, path: str, method: str, data: st.DataObject) -> None:
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method.upper()]
