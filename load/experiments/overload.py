@@ -19,8 +19,10 @@ from load.workload import OpenLoop, Workload, open_schedule
 NAME = "overload"
 HELP = "overload with and without limits, and Little's law"
 SEATS = 4
-DURATIONS_S = (30.0, 10.0)
-"""Of each load; the second for quick runs."""
+CAPACITY_S = 10.0
+"""How long the capacity is measured."""
+NUM_REQUESTS = (150, 40)
+"""Of each load; the second for quick runs. Slow machines take longer instead of seeing less."""
 BELOW, ABOVE = 0.7, 2.0
 LIMIT_S = 2.0
 TIER: dict[str, Any] = {"name": "interactive", "level": 0}
@@ -44,15 +46,15 @@ def mean_wait_s(rate: float, capacity: float, seats: int, duration_s: float) -> 
 
 
 def run(lab: Lab) -> Outcome:
-    duration_s = DURATIONS_S[lab.is_quick]
+    num_requests = NUM_REQUESTS[lab.is_quick]
     engine = {"max_num_seqs": SEATS, "enable_prefix_caching": False}
     with lab.serving(engine, tiers=[TIER | NO_LIMITS]) as subject:
-        capacity = _served_per_s(subject.closed(SEATS, WORKLOAD, duration_s / 2))
-        below = _drive(subject, BELOW * capacity, duration_s)
-        above = _drive(subject, ABOVE * capacity, duration_s)
+        capacity = _served_per_s(subject.closed(SEATS, WORKLOAD, CAPACITY_S))
+        below = _drive(subject, BELOW * capacity, num_requests)
+        above = _drive(subject, ABOVE * capacity, num_requests)
     with lab.serving(engine, tiers=[TIER | {"ttft_target_ms": LIMIT_S * 1e3}]) as subject:
-        limited = _drive(subject, ABOVE * capacity, duration_s)
-    law, growth = _little(below), _growth(above, _mean(below.total.ttft_ms), duration_s)
+        limited = _drive(subject, ABOVE * capacity, num_requests)
+    law, growth = _little(below), _growth(above, _mean(below.total.ttft_ms))
     reports = {f"{BELOW:g} x capacity": below, f"{ABOVE:g} x": above, f"{ABOVE:g} x, limits": limited}
     lines = [_ttft(name, report) for name, report in reports.items()]
     return Outcome(
@@ -87,7 +89,8 @@ def _served_per_s(report: Report) -> float:
     return report.total.output_tokens_per_s / OUTPUT_TOKENS
 
 
-def _growth(above: Report, unloaded_ttft_ms: float, duration_s: float) -> Growth:
+def _growth(above: Report, unloaded_ttft_ms: float) -> Growth:
+    duration_s = above.window_s[1]
     # Rates of this very run: a Poisson draw differs from its mean, and a machine from minute to minute.
     offered, capacity = above.total.requests / duration_s, _served_per_s(above)
     return Growth(
@@ -129,7 +132,8 @@ def _limits_finding(above: Report, limited: Report) -> Finding:
     )
 
 
-def _drive(subject: Subject, rate: float, duration_s: float) -> Report:
+def _drive(subject: Subject, rate: float, num_requests: int) -> Report:
+    duration_s = num_requests / rate
     loop = OpenLoop(profile=parse_rate(f"{rate}", duration_s))
     cast = Cast()
     return subject.open(open_schedule(loop, WORKLOAD, cast.sources), cast, duration_s, WORKLOAD)

@@ -14,11 +14,13 @@ from load.workload import OpenLoop, Workload, open_schedule
 NAME = "tiers"
 HELP = "TTFT of a sooner tier under a backlog of a later one"
 SEATS = 4
-DURATIONS_S = (30.0, 10.0)
-"""Of each load; the second for quick runs."""
+CAPACITY_S = 10.0
+"""How long the capacity is measured."""
+NUM_REQUESTS = (200, 60)
+"""Of each load; the second for quick runs. Slow machines take longer instead of seeing less."""
 OVERLOAD = 2.0
 """Offered work over capacity."""
-SOONER_SHARE = 0.1
+SOONER_SHARE = 0.2
 SOONER, LATER = "interactive", "batch"
 OUTPUT_TOKENS = 24
 WORKLOAD = Workload(
@@ -31,7 +33,7 @@ TENANTS = ({"name": LATER, "tier": LATER}, {"name": SOONER, "tier": SOONER})
 
 
 def cast(keys: dict[str, str], *, has_tiers: bool) -> Cast:
-    """One request in ten is of the sooner tier; without tiers all come from one tenant of the later one."""
+    """One request in five is of the sooner tier; without tiers all come from one tenant of the later one."""
     key = keys[SOONER if has_tiers else LATER]
     return Cast(
         sources=(
@@ -42,11 +44,11 @@ def cast(keys: dict[str, str], *, has_tiers: bool) -> Cast:
 
 
 def run(lab: Lab) -> Outcome:
-    duration_s = DURATIONS_S[lab.is_quick]
     engine = {"max_num_seqs": SEATS, "enable_prefix_caching": False}
     with lab.serving(engine, tiers=TIERS, tenants=TENANTS) as subject:
-        alone = subject.closed(SEATS, WORKLOAD, duration_s / 2)
+        alone = subject.closed(SEATS, WORKLOAD, CAPACITY_S)
         rate = OVERLOAD * alone.total.output_tokens_per_s / OUTPUT_TOKENS
+        duration_s = NUM_REQUESTS[lab.is_quick] / rate
         reports = {
             "no tiers": _overload(subject, cast(subject.keys, has_tiers=False), rate, duration_s),
             "tiers": _overload(subject, cast(subject.keys, has_tiers=True), rate, duration_s),

@@ -112,7 +112,7 @@ def test_a_server_that_ends_at_once_is_named() -> None:
 def test_overload_says_what_a_server_without_limits_cannot_show(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overload, "DURATIONS_S", (1.0, 1.0))
+    monkeypatch.setattr(overload, "CAPACITY_S", 1.0)
     outcome = overload.run(lab)
     assert "not available in this server: it refused nothing" in outcome.findings[2].measured
     assert outcome.data["growth"]["served_rps"] > 0
@@ -127,7 +127,7 @@ def test_the_predicted_wait_grows_with_the_surplus() -> None:
 
 
 def test_tiers_are_compared_with_one_tenant_for_all(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "DURATIONS_S", (2.0, 2.0))
+    monkeypatch.setattr(tiers, "CAPACITY_S", 1.0)
     outcome = tiers.run(lab)
     assert set(outcome.data["ttft_ms_p50"]) == {
         "no tiers: interactive", "no tiers: batch", "tiers: interactive", "tiers: batch"
