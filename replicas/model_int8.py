@@ -1,0 +1,106 @@
+"""Linear layers in int8: weights scaled per output, activations scaled and shifted per row, whole sums.
+
+Whole-number sums have no rounding, so a row's result does not depend on the rows beside it, on the order of
+the sums or on the number of threads: quantised models are exact (model_exact.py) without padding.
+
+CPUs without VNNI add pairs of products in 16 bits, which 8-bit weights can overflow. `weight_levels` finds
+out what this machine computes correctly: 8 bits, or 7.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from replicas.errors import ConfigError
+from replicas.model_kernels import LANES, dequantise, quantise, rescore
+
+WEIGHT_LEVELS: Final = (127, 63)
+"""Largest magnitudes of a quantised weight to try: 8 bits, 7 bits."""
+
+_TEST_SHAPES = ((1, 64, 64), (3, 576, 160), (17, 1536, 96), (40, 4096, 48))
+"""Rows, inputs, outputs: they reach BLAS kernels of several kinds."""
+
+
+class Int8Linear(nn.Module):
+    """Stands in for `inner`, whose inputs are a multiple of LANES; `levels` is the largest weight."""
+
+    def __init__(self, inner: nn.Linear, levels: int) -> None:
+        super().__init__()
+        weight = inner.weight
+        self._scales = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / levels
+        self._weight = torch.round(weight / self._scales[:, None]).to(torch.int8)
+        self._sums = self._weight.sum(dim=1, dtype=torch.int32)
+        self._bias = torch.zeros(len(weight)) if inner.bias is None else inner.bias.clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        num_rows = len(rows)
+        quantised = torch.empty(rows.shape, dtype=torch.int8)
+        scales, zeros = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
+        quantise(quantised.numpy(), scales.numpy(), zeros.numpy(), rows.numpy(), 0, num_rows)
+        sums = torch._int_mm(quantised, self._weight.t())
+        out = torch.empty(sums.shape)
+        dequantise(
+            out.numpy(),
+            sums.numpy(),
+            scales.numpy(),
+            zeros.numpy(),
+            self._scales.numpy(),
+            self._sums.numpy(),
+            self._bias.numpy(),
+            0,
+            num_rows,
+        )
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+class Int8Head(Int8Linear):
+    """A model's head: in int8 to find the best tokens, in full precision for the logits of those."""
+
+    def __init__(self, inner: nn.Linear, levels: int) -> None:
+        super().__init__(inner, levels)
+        self._full_weight = inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        rows = logits.view(-1, logits.shape[-1])
+        hidden = x.reshape(len(rows), x.shape[-1]).contiguous()
+        rescore(rows.numpy(), hidden.numpy(), self._full_weight.numpy(), 0, len(rows))
+        return logits
+
+
+def quantise_linears(module: nn.Module, head: nn.Module | None) -> None:
+    """Replace the linear layers inside `module` by int8 ones; `head` too, if it is one of them.
+
+    Layers whose inputs do not fill whole vector registers stay. Raises ConfigError when this machine does not
+    multiply int8 matrices correctly.
+    """
+    levels = weight_levels()
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Linear) or child.in_features % LANES:
+                continue
+            if child is not head:
+                setattr(parent, name, Int8Linear(child, levels))
+            elif getattr(child, "bias", None) is None:
+                setattr(parent, name, Int8Head(child, levels))
+
+
+def weight_levels() -> int:
+    """Return the largest of WEIGHT_LEVELS with which int8 products are correct on this machine."""
+    for levels in WEIGHT_LEVELS:
+        if all(_is_correct(levels, *shape) for shape in _TEST_SHAPES):
+            return levels
+    raise ConfigError("quantization int8: this machine and torch do not multiply int8 matrices exactly")
+
+
+def _is_correct(levels: int, rows: int, inputs: int, outputs: int) -> bool:
+    """Try the sums furthest from zero beside random ones."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randint(-128, 128, (rows, inputs), generator=generator)
+    weight = torch.randint(-levels, levels + 1, (outputs, inputs), generator=generator)
+    x[::3], x[1::3] = 127, -128
+    weight[::2], weight[1::4] = levels, -levels
+    product = torch._int_mm(x.to(torch.int8), weight.to(torch.int8).t())
+    return torch.equal(product.double(), x.double() @ weight.double().t())
