@@ -21,15 +21,12 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from replicas.api import GRAMMAR_LIMITS
+from replicas.errors import ConstraintError
 from replicas.sequence import Sequence
 
 MAX_CACHED_GRAMMARS: Final = 64
 """With the limit on the states of each it holds at most some 1.3 GB, however its grammars are made."""
 _LIMITS: Final = LLParserLimits(**GRAMMAR_LIMITS)
-
-
-class ConstraintError(Exception):
-    """A sequence's grammar cannot be followed; one line for the client."""
 
 
 @dataclass(slots=True)

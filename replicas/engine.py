@@ -8,6 +8,7 @@ from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, SamplingPar
 from replicas.config import ResolvedConfig
 from replicas.credits import Capacity
 from replicas.errors import PromptTooLongError, RequestError
+from replicas.overlap import Launcher, Overlap
 from replicas.scheduler import Outputs, Scheduler
 from replicas.step import Runner, Step, StepResult
 from replicas.step_time import StepTimeModel
@@ -65,7 +66,8 @@ class Engine:
         self.scheduler = Scheduler(config, eos_token_ids, self.step_time)
         self.counters = EngineCounters()
         self._config = config
-        self._runner = runner
+        self._overlap = Overlap(runner, self.scheduler.look_ahead) if isinstance(runner, Launcher) else None
+        self._runner = self._overlap or runner
         self._prepare = prepare
         self._vocab_size = vocab_size
         self._clock = clock
@@ -108,7 +110,8 @@ class Engine:
         """Run one step; returns the deltas by owner. Empty when there was nothing to run."""
         started_at = self._step_started_at = self._clock()
         try:
-            step = self.scheduler.schedule(started_at)
+            ahead = self._overlap.ahead if self._overlap is not None else None
+            step = ahead or self.scheduler.schedule(started_at)
             if not step.sequences:
                 return {}
             scheduled_at = self._clock()

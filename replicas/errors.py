@@ -36,5 +36,9 @@ class PromptTooLongError(RequestError):
         )
 
 
+class ConstraintError(EngineError):
+    """A sequence's grammar cannot be followed; one line for the client."""
+
+
 class IntegrityError(EngineError):
     """The KV cache's books do not balance. Always a bug; the message carries the numbers."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from replicas.block_pool import BlockPool, chain_hash, root_hash
 from replicas.errors import IntegrityError
 from replicas.sequence import Sequence
+from replicas.step import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,19 @@ class KVCacheManager:
 
     def num_blocks_to_extend(self, sequence: Sequence) -> int:
         return max(0, self.num_blocks_for(sequence.num_tokens) - len(sequence.block_table))
+
+    def extend_ahead(self, entries: Iterable[ScheduledSequence]) -> bool:
+        """Give sequences the blocks into which `entries` write; False, and nothing given, if they lack."""
+        wanted = [
+            (entry.sequence, self.num_blocks_for(entry.start + entry.num_new_tokens)) for entry in entries
+        ]
+        missing = [(sequence, count - len(sequence.block_table)) for sequence, count in wanted]
+        if sum(max(0, count) for _, count in missing) > self.num_free_blocks:
+            return False
+        for sequence, count in missing:
+            if count > 0:
+                sequence.block_table += self.pool.allocate(count)
+        return True
 
     def extend(self, sequence: Sequence) -> None:
         """Allocate what the sequence lacks to hold all its tokens; the caller made room."""

@@ -83,7 +83,9 @@ def _gather_tokens(sequences: Sequence[ScheduledSequence]) -> list[int]:
     tokens: list[int] = []
     for entry in sequences:
         if entry.num_new_tokens == 1:
-            tokens.append(entry.sequence.token_ids[entry.start])
+            ids = entry.sequence.token_ids
+            # Launched ahead of the step that samples it, a sequence's last token is not known yet.
+            tokens.append(ids[entry.start] if entry.start < len(ids) else 0)
         else:
             tokens.extend(entry.sequence.token_ids[entry.start : entry.start + entry.num_new_tokens])
     return tokens

@@ -1,7 +1,7 @@
 """TorchRunner: executes steps on a loaded model."""
 
 from collections.abc import Sequence as Rows
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -9,12 +9,15 @@ from torch import Tensor
 
 from replicas.api import SamplingParams, TokenLogprobs
 from replicas.attention.base import AttentionBackend
-from replicas.constraints import ConstraintError, Constraints
+from replicas.errors import ConstraintError
 from replicas.model import LoadedModel
 from replicas.packing import LongArray, PackedStep, pack
-from replicas.sampling import Masks, sample, token_logprobs
+from replicas.sampling import Masks, Sampled, sample, token_logprobs
 from replicas.sequence import Sequence
 from replicas.step import ScheduledSequence, Step, StepResult
+
+if TYPE_CHECKING:
+    from replicas.constraints import Constraints  # llguidance: not on a machine that only checks its GPU
 
 NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
@@ -22,14 +25,15 @@ NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 class TorchRunner:
     """Packs a step, runs the model over it, samples.
 
-    `row_floor` is the least number of rows of any pass (exact numerics, model_exact.py); 1 = no padding.
+    `constraints` None: requests with a grammar fail. `row_floor` is the least number of rows of any pass
+    (exact numerics, model_exact.py); 1 = no padding.
     """
 
     def __init__(
         self,
         model: LoadedModel,
         backend: AttentionBackend,
-        constraints: Constraints,
+        constraints: "Constraints | None",
         *,
         block_size: int,
         row_floor: int = 1,
@@ -46,7 +50,7 @@ class TorchRunner:
 
     def prepare(self, sampling: SamplingParams) -> None:
         """Begin with what a request needs and takes time; returns at once."""
-        if sampling.grammar:
+        if sampling.grammar and self._constraints is not None:
             self._constraints.prepare(sampling.grammar)
 
     def execute(self, step: Step) -> StepResult:
@@ -54,33 +58,22 @@ class TorchRunner:
         packed = pack(entries, self._block_size, self._row_floor)
         errors = self._replace_foreign_tokens(packed)
         sampling = [i for i, entry in enumerate(entries) if entry.samples]
-        prompt_rows = _prompt_rows(entries, packed)
-        logits = self._forward(packed, prompt_rows)
+        asked = prompt_rows(entries, packed)
+        logits = self._forward(packed, asked)
         rows = [entries[i].sequence for i in sampling]
         masks, astray = self._masks(rows)
         sampled = sample(logits[: len(sampling)], rows, masks)
-        errors |= {sampling[i]: message for i, message in (sampled.errors | astray).items()}
-
-        result = StepResult(
-            token_ids=[None] * len(entries),
-            errors=errors,
-            prompt_logprobs=_prompt_logprobs(entries, logits[len(sampling) :]) if len(prompt_rows) else {},
-        )
-        if sampled.logprobs is not None:
-            result.logprobs = [None] * len(entries)
-        for row, i in enumerate(sampling):
-            if i in errors:
-                continue
-            result.token_ids[i] = sampled.token_ids[row]
-            if result.logprobs is not None and sampled.logprobs is not None:
-                result.logprobs[i] = sampled.logprobs[row]
-        return result
+        errors |= {sampling[i]: message for i, message in astray.items()}
+        return step_result(entries, sampled, errors, logits[len(sampling) :])
 
     def _masks(self, sequences: Rows[Sequence]) -> tuple[Masks, dict[int, str]]:
         """Return the tokens that grammars allow, and the errors of rows whose grammar cannot be followed."""
         masks, errors = {}, {}
         for i, sequence in enumerate(sequences):
             if sequence.sampling.grammar:
+                if self._constraints is None:
+                    errors[i] = "grammars cannot be followed here"
+                    continue
                 try:
                     masks[i] = self._constraints.allowed(sequence)
                 except ConstraintError as error:
@@ -95,13 +88,18 @@ class TorchRunner:
         """Compute the scheduled tokens; return the bits of the last sampled entry's logits, if any."""
         return self.logits(entries)[-1:].cpu().numpy().tobytes()
 
+    def _rows_to_keep(self, packed: PackedStep, prompt_rows: LongArray) -> LongArray:
+        """Return the rows that sample, then `prompt_rows`, then repetitions of the first up to the floor."""
+        keep = np.concatenate([packed.sample_rows, prompt_rows])
+        if 0 < len(keep) < self._row_floor:  # the head is a linear layer too
+            keep = np.concatenate([keep, np.repeat(keep[:1], self._row_floor - len(keep))])
+        return keep
+
     def _forward(self, packed: PackedStep, prompt_rows: LongArray = NO_ROWS) -> Tensor:
         """Return the logits of the rows that sample, then those of `prompt_rows`."""
         device = self._model.device
-        keep = np.concatenate([packed.sample_rows, prompt_rows])
-        num_kept = len(keep)
-        if 0 < num_kept < self._row_floor:  # the head is a linear layer too
-            keep = np.concatenate([keep, np.repeat(keep[:1], self._row_floor - num_kept)])
+        num_kept = len(packed.sample_rows) + len(prompt_rows)
+        keep = self._rows_to_keep(packed, prompt_rows)
         with torch.inference_mode():
             self._backend.begin_step(packed.batch)
             logits = self._model.logits(
@@ -138,7 +136,32 @@ class TorchRunner:
         return {int(entry): message for entry in entries}
 
 
-def _prompt_rows(entries: Rows[ScheduledSequence], packed: PackedStep) -> LongArray:
+def step_result(
+    entries: Rows[ScheduledSequence],
+    sampled: Sampled,  # rows parallel to the entries that sample
+    errors: dict[int, str],  # by position in `entries`
+    prompt_logits: Tensor,  # [rows of prompt_rows, vocab_size] float32
+) -> StepResult:
+    """Spread what was sampled over the step's sequences."""
+    sampling = [i for i, entry in enumerate(entries) if entry.samples]
+    errors = {sampling[row]: message for row, message in sampled.errors.items()} | errors
+    result = StepResult(
+        token_ids=[None] * len(entries),
+        errors=errors,
+        prompt_logprobs=_prompt_logprobs(entries, prompt_logits) if len(prompt_logits) else {},
+    )
+    if sampled.logprobs is not None:
+        result.logprobs = [None] * len(entries)
+    for row, i in enumerate(sampling):
+        if i in errors:
+            continue
+        result.token_ids[i] = sampled.token_ids[row]
+        if result.logprobs is not None and sampled.logprobs is not None:
+            result.logprobs[i] = sampled.logprobs[row]
+    return result
+
+
+def prompt_rows(entries: Rows[ScheduledSequence], packed: PackedStep) -> LongArray:
     """Packed rows at which the logprob of the next prompt token is wanted, in order of the sequences."""
     parts = [NO_ROWS]
     for entry, first_row in zip(entries, packed.batch.query_start_loc, strict=False):
@@ -150,7 +173,7 @@ def _prompt_rows(entries: Rows[ScheduledSequence], packed: PackedStep) -> LongAr
 
 def _prompt_logprobs(
     entries: Rows[ScheduledSequence],
-    logits: Tensor,  # [rows of _prompt_rows, vocab_size] float32
+    logits: Tensor,  # [rows of prompt_rows, vocab_size] float32
 ) -> dict[int, list[TokenLogprobs]]:
     rows = iter(logits)
     found: dict[int, list[TokenLogprobs]] = {}

@@ -56,7 +56,7 @@ def sample(
 
     A row with NaN or infinite logits, or with no token left to choose, becomes an entry of `errors`.
     """
-    adjusted = _adjust(logits, sequences, masks)
+    adjusted = adjust(logits, sequences, masks)
     peaks, best = adjusted.max(dim=-1)
     token_ids: list[int | None] = list(best.tolist())
     drawing = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature >= GREEDY_BELOW]
@@ -89,7 +89,11 @@ def uniform(seed: int, index: int, position: int) -> float:
     return ((state >> 12) + 0.5) * 2.0**-52
 
 
-def _adjust(logits: Tensor, sequences: Rows[Sequence], masks: Masks) -> Tensor:
+def adjust(logits: Tensor, sequences: Rows[Sequence], masks: Masks) -> Tensor:
+    """Return the logits [num_rows, vocab_size] after masks, penalties, biases and min_tokens.
+
+    A copy where a row has any of them, else `logits` itself.
+    """
     adjusted = logits
     for i, sequence in enumerate(sequences):
         params = sequence.sampling

@@ -20,6 +20,7 @@ from typing import Final
 from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TierLoad, TokenDelta
 from replicas.config import ResolvedConfig
 from replicas.kv_cache import KVCacheManager, PrefixMatch
+from replicas.look_ahead import decodes_after
 from replicas.prefill_budget import PrefillBudget
 from replicas.sequence import Sequence, SequenceStatus
 from replicas.step import ScheduledSequence, Step, StepResult
@@ -125,6 +126,36 @@ class Scheduler:
         self._start_waiting(step, budget, now)
         self._overloaded = step.overloaded = budget.at_floor
         return step
+
+    def look_ahead(self, step: Step) -> Step | None:
+        """Schedule the step after `step`, which is under way; None unless it can only hold decodes.
+
+        The token each of its sequences starts from is what `step` samples. `schedule` must not be called
+        before this step was executed.
+        """
+        if self.config.batching != "continuous" or self._may_start_others():
+            return None
+        entries = decodes_after(step, self._running)
+        if entries is None or (len(self._waiting) and len(entries) < len(self._running)):
+            return None  # a seat becomes free for somebody who waits
+        if not self.cache.extend_ahead(entries):
+            return None
+        count = len(entries)
+        kv_read = sum(entry.start for entry in entries)
+        following = Step(number=self._step_number, sequences=entries, num_tokens=count, num_decodes=count)
+        following.shape = StepShape(num_new_tokens=count, kv_read_tokens=kv_read, num_sampling=count)
+        self._step_number += 1
+        self._overloaded = False
+        return following
+
+    def _may_start_others(self) -> bool:
+        """Whether a waiting sequence may find a free seat, or take one: true when in doubt."""
+        if not len(self._waiting):
+            return False
+        if len(self._running) < self.config.max_num_seqs:
+            return True
+        best = min(self._waiting.tiers)
+        return self._may_preempt and max(sequence.tier for sequence in self._running) > best
 
     def update(self, step: Step, result: StepResult, now: float) -> Outputs:
         """Take over a step's tokens: advance, finish, free. Returns the deltas of each owner."""

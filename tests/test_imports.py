@@ -27,9 +27,11 @@ ONLY_IN = {
     ),
     "torch": (
         "replicas/model*.py",
-        "replicas/runner.py",
+        "replicas/runner*.py",
+        "replicas/cuda_graphs.py",
         "replicas/attention/*.py",
-        "replicas/sampling.py",
+        "replicas/sampling*.py",
+        "replicas/gpu_check/*.py",
     ),
 }
 NAMELESS = ("utils", "util", "common", "helpers", "helper", "misc")

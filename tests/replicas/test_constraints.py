@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from replicas.api import FinishReason, GenerateRequest, SamplingParams
-from replicas.constraints import MAX_CACHED_GRAMMARS, ConstraintError, Constraints
+from replicas.constraints import MAX_CACHED_GRAMMARS, Constraints
+from replicas.errors import ConstraintError
 from replicas.runner import TorchRunner
 from replicas.sequence import Sequence
 from replicas.startup import OpenedRunner

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 
 from replicas.attention import torch_varlen
+from tests.replicas.tape import opaque
 
 PAGE = 256
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the fakes where the backends look for the kernels."""
-    package = SimpleNamespace(flash_attn_varlen_func=varlen_func, flash_attn_with_kvcache=with_kvcache)
+    package = SimpleNamespace(
+        flash_attn_varlen_func=opaque(varlen_func), flash_attn_with_kvcache=opaque(with_kvcache)
+    )
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    monkeypatch.setattr(torch_varlen.varlen, "varlen_attn_out", varlen_attn_out)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_forward)
+    monkeypatch.setattr(torch_varlen.varlen, "varlen_attn_out", opaque(varlen_attn_out))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", opaque(aten_forward))
 
 
 def varlen_func(
