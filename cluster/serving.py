@@ -20,6 +20,7 @@ import msgspec
 from cluster.config import ClusterConfig
 from cluster.environment import serve_environment
 from cluster.errors import StartError
+from cluster.haproxy import write_haproxy
 from cluster.loading import LoadState
 from cluster.parts import OpenPump, open_pump
 from cluster.processes import adopt_orphans, end_descendants
@@ -67,6 +68,7 @@ def serving(
     try:
         display.show("starting Ray", None)
         os.environ.update(serve_environment(config.http, folder, random.Random()))
+        os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_haproxy(folder))
         from cluster import app  # only now: Serve reads its environment when it is imported
 
         if address is None:
