@@ -28,10 +28,11 @@ class Int8Linear(nn.Module):
     def __init__(self, inner: nn.Linear, levels: int) -> None:
         super().__init__()
         weight = inner.weight
-        self._scales = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / levels
-        self._weight = torch.round(weight / self._scales[:, None]).to(torch.int8)
-        self._sums = self._weight.sum(dim=1, dtype=torch.int32)
-        self._bias = torch.zeros(len(weight)) if inner.bias is None else inner.bias.clone()
+        scales = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / levels
+        quantised = torch.round(weight / scales[:, None]).to(torch.int8)
+        self._weight = quantised.t()
+        bias = torch.zeros(len(weight)) if inner.bias is None else inner.bias.clone()
+        self._columns = (scales.numpy(), quantised.sum(dim=1, dtype=torch.int32).numpy(), bias.numpy())
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
@@ -39,16 +40,14 @@ class Int8Linear(nn.Module):
         quantised = torch.empty(rows.shape, dtype=torch.int8)
         scales, zeros = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
         quantise(quantised.numpy(), scales.numpy(), zeros.numpy(), rows.numpy(), 0, num_rows)
-        sums = torch._int_mm(quantised, self._weight.t())
+        sums = torch._int_mm(quantised, self._weight)
         out = torch.empty(sums.shape)
         dequantise(
             out.numpy(),
             sums.numpy(),
             scales.numpy(),
             zeros.numpy(),
-            self._scales.numpy(),
-            self._sums.numpy(),
-            self._bias.numpy(),
+            *self._columns,
             0,
             num_rows,
         )

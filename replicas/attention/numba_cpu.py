@@ -2,17 +2,19 @@
 
 from typing import ClassVar
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from replicas.attention import numba_kernels as kernels
 from replicas.attention.base import AttentionBackend, AttentionNeeds, KVPoolSpec
-from replicas.packing import AttentionBatch, IntArray
+from replicas.attention.crew import Crew
+from replicas.packing import AttentionBatch, IntArray, LongArray
 
 QUERY_ROWS = 8
 """Rows of one sequence that share a read of K and V; their accumulators must stay in L1."""
+SHARED_FROM = 30_000
+"""Query-key products of a layer from which several threads share them: some 100 us of work."""
 
 
 class NumbaAttention(AttentionBackend):
@@ -38,8 +40,9 @@ class NumbaAttention(AttentionBackend):
 
     def __init__(self, spec: KVPoolSpec) -> None:
         needs = spec.needs
-        self._num_threads = min(spec.num_threads, numba.config.NUMBA_NUM_THREADS)
+        self._alone, self._all = Crew(1), Crew(spec.num_threads)
         self._block_size = spec.block_size
+        self._num_heads = needs.num_heads
         self._num_kv_heads = needs.num_kv_heads
         width = _width(needs.head_dim)
         tiles = spec.block_size // kernels.TILE
@@ -54,11 +57,12 @@ class NumbaAttention(AttentionBackend):
         return self._pools
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        # numba keeps the thread count per calling thread, so it is set where the kernels are called.
-        numba.set_num_threads(self._num_threads)
         self._batch = batch
         self._work = _split_rows(batch)
-        self._order = _balance(self._work, self._num_kv_heads, self._num_threads)
+        # Products of a query with a key, per layer: below some number waking a thread costs more.
+        cost = self._work[:, 2] * (self._work[:, 3] + self._work[:, 2])
+        self._crew = self._all if cost.sum() * self._num_heads > SHARED_FROM else self._alone
+        self._order = _balance(cost, self._num_kv_heads, self._crew.num_threads)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         kernels.store(
@@ -75,7 +79,7 @@ class NumbaAttention(AttentionBackend):
     ) -> Tensor:
         out = torch.empty(query.shape)
         out[self._batch.num_rows :] = 0.0
-        kernels.attend(
+        args = (
             out.numpy(),
             query.contiguous().numpy(),
             self._keys[layer],
@@ -89,6 +93,7 @@ class NumbaAttention(AttentionBackend):
             window or 0,
             np.float32(softcap or 0.0),
         )
+        self._crew.run(kernels.attend, args, len(self._order))
         return out
 
 
@@ -112,11 +117,14 @@ def _split_rows(batch: AttentionBatch) -> IntArray:
     return np.stack([sequence, starts[sequence] + offset, rows, position], axis=1).astype(np.int32)
 
 
-def _balance(work: IntArray, num_kv_heads: int, num_threads: int) -> IntArray:
+def _balance(
+    cost: LongArray,  # [items]
+    num_kv_heads: int,
+    num_threads: int,
+) -> IntArray:
     """Order (item, head) pairs so that equal contiguous shares, one per thread, cost about the same."""
-    pairs = np.arange(len(work) * num_kv_heads, dtype=np.int32)
+    pairs = np.arange(len(cost) * num_kv_heads, dtype=np.int32)
     if num_threads == 1:
         return pairs
-    cost = np.repeat(work[:, 2] * (work[:, 3] + work[:, 2]), num_kv_heads)
-    dearest_first = pairs[np.argsort(-cost, kind="stable")]
+    dearest_first = pairs[np.argsort(-np.repeat(cost, num_kv_heads), kind="stable")]
     return np.concatenate([dearest_first[thread::num_threads] for thread in range(num_threads)])

@@ -20,7 +20,7 @@ position `slot` of V too, where offset is a multiple of TILE.
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from replicas.attention import lanes
 
@@ -47,7 +47,7 @@ _EXP_MAX = np.float32(88.0)
 
 
 @njit(inline="always")
-def _exp(x: Any) -> Any:
+def exp(x: Any) -> Any:
     """exp(x) per lane, clamped to finite, normal results; NaN stays NaN."""
     x = lanes.clamp_above(lanes.clamp_below(x, lanes.splat(_EXP_MIN)), lanes.splat(_EXP_MAX))
     n = lanes.floor(lanes.fma(x, lanes.splat(_LOG2E), lanes.splat(_HALF)))
@@ -141,7 +141,7 @@ def _add_values(
 @njit(inline="always")
 def _cap(scores: Any, softcap: Any) -> Any:
     """softcap * tanh(scores / softcap)."""
-    e = _exp(lanes.mul(scores, lanes.splat(_TWO / softcap)))
+    e = exp(lanes.mul(scores, lanes.splat(_TWO / softcap)))
     ratio = lanes.div(lanes.splat(_TWO), lanes.add(e, lanes.splat(_ONE)))
     return lanes.mul(lanes.splat(softcap), lanes.sub(lanes.splat(_ONE), ratio))
 
@@ -169,7 +169,7 @@ def _fold_tile(
         score = _cap(score, softcap)
     score = lanes.keep(score, first, last, _MASKED)
     peak = max(peaks[row], lanes.largest(score))
-    weight = lanes.keep(_exp(lanes.sub(score, lanes.splat(peak))), first, last, _ZERO)
+    weight = lanes.keep(exp(lanes.sub(score, lanes.splat(peak))), first, last, _ZERO)
     shrink = np.exp(peaks[row] - peak)
     peaks[row] = peak
     lanes.store(sums, row * TILE, lanes.fma(lanes.load(sums, row * TILE), lanes.splat(shrink), weight))
@@ -229,7 +229,7 @@ def _attend_rows(
             out[first_row + lane // group, head * group + lane % group, i] = outputs[lane * width + i] / total
 
 
-@njit(parallel=True, nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def attend(
     out: Any,
     query: Any,
@@ -243,9 +243,11 @@ def attend(
     scaling: Any,
     window: Any,
     softcap: Any,
+    first: Any,
+    last: Any,
 ) -> None:
-    """Run all work items; arguments as in `_attend_rows`."""
-    for i in prange(order.shape[0]):
+    """Run order[first:last]; arguments as in `_attend_rows`."""
+    for i in range(first, last):
         item, head = order[i] // num_kv_heads, order[i] % num_kv_heads
         _attend_rows(
             out,
@@ -265,7 +267,7 @@ def attend(
         )
 
 
-@njit(parallel=True, nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def store(
     keys: Any,
     values: Any,
@@ -277,7 +279,7 @@ def store(
     """Scatter each row's K (a column of a tile) and V to their slots."""
     num_kv_heads, head_dim = key.shape[1], key.shape[2]
     width = (head_dim + TILE - 1) // TILE * TILE
-    for i in prange(slot_mapping.shape[0]):
+    for i in range(slot_mapping.shape[0]):
         block, offset = np.int64(slot_mapping[i] // block_size), slot_mapping[i] % block_size
         for head in range(num_kv_heads):
             slot = (block * num_kv_heads + head) * block_size + offset
