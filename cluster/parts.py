@@ -78,5 +78,10 @@ def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
     threads = f"{opened.num_threads} thread{'s' if opened.num_threads > 1 else ''}"
     return OpenedPump(
         pump=EnginePump(engine, opened.card),
-        facts=(f"numerics {opened.numerics}", f"attention {opened.attention}", threads),
+        facts=(
+            f"numerics {opened.numerics}",
+            f"quantization {opened.quantization}",
+            f"attention {opened.attention}",
+            threads,
+        ),
     )

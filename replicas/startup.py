@@ -14,6 +14,7 @@ from replicas.config import (
     EngineConfig,
     ModelShape,
     Numerics,
+    Quantization,
     ResolvedConfig,
     resolve,
 )
@@ -21,10 +22,9 @@ from replicas.constraints import Constraints
 from replicas.errors import ConfigError
 from replicas.hardware import available_cpus, available_memory_bytes
 from replicas.model import LoadedModel, load_model
+from replicas.model_adapt import adapt
 from replicas.model_device import choose_device, choose_dtype, free_cuda_bytes, set_num_threads
 from replicas.model_digest import files_digest
-from replicas.model_exact import make_exact
-from replicas.model_rotary import tabulate_rotary
 from replicas.model_source import ModelFiles, locate
 from replicas.probe import probe
 from replicas.progress import Progress, silent
@@ -45,6 +45,7 @@ class OpenedRunner:
     """What holds in fact: `fast` where exactness was not asked for and the model does not have it."""
     attention: str
     """Name of the attention backend."""
+    quantization: Quantization
     num_threads: int
 
 
@@ -64,9 +65,8 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     numerics = _wanted_numerics(config, model, backend_class)
     resolved = _size(config, model, backend_class)
 
+    row_floor = adapt(model, config.quantization, numerics, files.folder, resolved.max_model_len, progress)
     progress("warming up", None)
-    tabulate_rotary(model.module, resolved.max_model_len)
-    row_floor = make_exact(model.module) if numerics == "exact" else 1
     spec = KVPoolSpec(
         needs=model.needs,
         num_blocks=resolved.num_blocks,
@@ -92,10 +92,13 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     return OpenedRunner(
         runner=runner,
         resolved=resolved,
-        card=_card(files, model, resolved, _fingerprint(files, model, numerics, results)),
+        card=_card(
+            files, model, resolved, _fingerprint(files, model, config.quantization, numerics, results)
+        ),
         files=files,
         numerics=numerics,
         attention=backend_class.name,
+        quantization=config.quantization,
         num_threads=num_threads,
     )
 
@@ -146,10 +149,16 @@ def _kv_bytes(config: EngineConfig, model: LoadedModel) -> int:
     return config.kv_cache_memory
 
 
-def _fingerprint(files: ModelFiles, model: LoadedModel, numerics: Numerics, results: list[bytes]) -> str:
+def _fingerprint(
+    files: ModelFiles,
+    model: LoadedModel,
+    quantization: Quantization,
+    numerics: Numerics,
+    results: list[bytes],
+) -> str:
     """Hash weights, format and the bits of a fixed prompt's logits: CPUs and libraries differ in those."""
     digest = hashlib.sha256(files_digest(files.folder, files.weights))
-    digest.update(f"{model.dtype} {numerics}".encode())
+    digest.update(f"{model.dtype} {quantization} {numerics}".encode())
     for result in results:
         digest.update(result)
     return digest.hexdigest()[:32]

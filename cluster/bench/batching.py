@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "longest_output_tokens": max(lengths),
         "output_tokens": measured["continuous"].output_tokens,
         "seed": args.seed,
-        **identity(opened, args),
+        **identity(opened),
     }
 
 

@@ -3,6 +3,7 @@
 import argparse
 import random
 import statistics
+from typing import get_args
 
 import msgspec
 
@@ -11,7 +12,7 @@ from cluster.bench.drive import Drive, drive
 from cluster.bench.report import commit, percentile, progress
 from cluster.bench.workload import LognormalLengths, fixed_length_request, random_prompt
 from replicas.api import GenerateRequest
-from replicas.config import Batching, EngineConfig
+from replicas.config import Batching, EngineConfig, Quantization
 from replicas.engine import Engine
 from replicas.startup import OpenedRunner, open_runner
 
@@ -46,7 +47,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--numerics", choices=["exact", "fast"], help="default: exact on CPU")
     parser.add_argument("--num-threads", type=at_least_one, help="CPU threads (default: all cores)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--quantization", choices=["none"], default="none")
+    parser.add_argument("--quantization", choices=get_args(Quantization), default=defaults.quantization)
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     warm_up(engine, args.concurrency)
     measured = drive(engine, requests, args.concurrency)
     engine.scheduler.check_integrity()
-    return {**speed(measured), **identity(opened, args), **_workload(args, measured)}
+    return {**speed(measured), **identity(opened), **_workload(args, measured)}
 
 
 def engine_config(args: argparse.Namespace, max_num_seqs: int) -> EngineConfig:
@@ -66,6 +67,7 @@ def engine_config(args: argparse.Namespace, max_num_seqs: int) -> EngineConfig:
         attention=args.attention,
         numerics=args.numerics,
         num_threads=args.num_threads,
+        quantization=args.quantization,
         max_num_seqs=max_num_seqs,
         itl_target_ms=getattr(args, "itl_target_ms", None),
     )
@@ -103,12 +105,12 @@ def speed(measured: Drive) -> dict[str, object]:
     }
 
 
-def identity(opened: OpenedRunner, args: argparse.Namespace) -> dict[str, object]:
+def identity(opened: OpenedRunner) -> dict[str, object]:
     """What was measured: model, kernels, numerics, commit."""
     return {
         "model": opened.card.name,
         "attention": opened.attention,
-        "quantization": args.quantization,
+        "quantization": opened.quantization,
         "numerics": opened.numerics,
         "num_threads": opened.num_threads,
         "commit": commit(),

@@ -142,11 +142,17 @@ def test_greedy_answers_are_those_of_transformers_under_stress(name: str, folder
     assert sum(together.cached.values()) > 0
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("attention", ["numba_cpu", "sdpa"])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_have_the_same_bits_alone_and_under_stress(name: str, folders: dict[str, Path]) -> None:
-    opened = open_tiny(folders[name], TIGHT)
+def test_logits_have_the_same_bits_alone_and_under_stress(
+    name: str, attention: str, quantization: str, folders: dict[str, Path]
+) -> None:
+    kind: dict[str, object] = {"quantization": quantization, "attention": attention}
+    opened = open_tiny(folders[name], TIGHT, **kind)
+    assert opened.numerics == "exact"
     asked = [request(i, prompt) for i, prompt in enumerate(prompts(3, 70, 17, 55, 64, 90))]
-    _, alone = run_alone(open_tiny(folders[name], ROOMY, max_num_batched_tokens=512), asked)
+    _, alone = run_alone(open_tiny(folders[name], ROOMY, max_num_batched_tokens=512, **kind), asked)
     built, watched = engine(opened)
     run_together(built, asked)
     assert watched.preempted

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from replicas import startup
+from replicas import model_adapt, startup
 from replicas.api import GenerateRequest, SamplingParams
 from replicas.config import EngineConfig
 from replicas.engine import Engine
@@ -98,7 +98,7 @@ def test_exact_numerics_that_do_not_hold_are_refused_if_asked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without padding this model's rows depend on their number."""
-    monkeypatch.setattr(startup, "make_exact", lambda _: 1)
+    monkeypatch.setattr(model_adapt, "make_exact", lambda _: 1)
     assert "numerics exact: this model's logits depend on the batch" in refusal(
         config(folder, numerics="exact")
     )

@@ -17,7 +17,7 @@ from transformers import (
 
 VOCAB_SIZE = 160
 WINDOW = 12
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -32,26 +32,26 @@ _COMMON: dict[str, Any] = {
 
 
 def llama() -> PreTrainedConfig:
-    return LlamaConfig(**_COMMON, num_hidden_layers=3, tie_word_embeddings=True)
+    return LlamaConfig(**COMMON, num_hidden_layers=3, tie_word_embeddings=True)
 
 
 def qwen3() -> PreTrainedConfig:
-    return Qwen3Config(**_COMMON, num_hidden_layers=2)
+    return Qwen3Config(**COMMON, num_hidden_layers=2)
 
 
 def mistral() -> PreTrainedConfig:
-    return MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=WINDOW)
+    return MistralConfig(**COMMON, num_hidden_layers=2, sliding_window=WINDOW)
 
 
 def gemma2() -> PreTrainedConfig:
     """Soft caps on scores and logits, and a window in every other layer."""
-    return Gemma2Config(**_COMMON, num_hidden_layers=2, sliding_window=WINDOW, query_pre_attn_scalar=16)
+    return Gemma2Config(**COMMON, num_hidden_layers=2, sliding_window=WINDOW, query_pre_attn_scalar=16)
 
 
 def gemma3() -> PreTrainedConfig:
     """A window in one layer, another rotary base in each kind of layer."""
     return Gemma3TextConfig(
-        **_COMMON,
+        **COMMON,
         num_hidden_layers=2,
         sliding_window=WINDOW,
         query_pre_attn_scalar=16,
