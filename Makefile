@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test check format clean
+.PHONY: setup serve test check format clean gpu-check
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ test: setup
 	@started=$$(date +%s); \
 	$(MAKE) --no-print-directory check && $(BIN)/python -m pytest $(ARGS) && \
 	echo "make test took $$(( $$(date +%s) - started )) s"
+
+# Needs a GPU and a python with torch, transformers, msgspec and numpy: PYTHON=... chooses which.
+gpu-check:
+	@$(PYTHON) -m replicas.gpu_check $(ARGS)
 
 format: setup
 	@$(BIN)/ruff format .

@@ -44,6 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes for the KV pool; default on CPU: a quarter of the free memory, at most 2 GiB."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights, activations and KV pool together (CUDA only)."""
+    cuda_graphs: bool = True
+    """Replay decodes from recorded graphs (CUDA only); off saves some memory and seconds of start-up."""
     enable_prefix_caching: bool = True
 
     itl_target_ms: float | None = None

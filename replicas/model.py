@@ -82,7 +82,19 @@ def load_model(
     AttentionInterface.register(IMPLEMENTATION, _attention)
     config = _read_config(files)
     _check_config(config)
-    module = _load_module(files, device, dtype, progress)
+    return _examine(_load_module(files, device, dtype, progress), config, device)
+
+
+def build_random_model(config: Any, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Build a model of transformers' `config` with random weights: for checks and benchmarks."""
+    AttentionInterface.register(IMPLEMENTATION, _attention)
+    _check_config(config)
+    with device:
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    return _examine(module.eval().requires_grad_(False), config, device)
+
+
+def _examine(module: nn.Module, config: Any, device: torch.device) -> LoadedModel:
     _check_class(module)
     text = config.get_text_config()
     windows = _layer_windows(text)

@@ -25,9 +25,3 @@ def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | No
 def set_num_threads(num_threads: int) -> None:
     """Bound torch's CPU threads, for all threads of this process that call it from now on."""
     torch.set_num_threads(num_threads)
-
-
-def free_cuda_bytes(device: torch.device, utilization: float) -> int:
-    """Return what is left for the KV pool when `utilization` of the GPU may be in use in all."""
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(free - total * (1 - utilization)))

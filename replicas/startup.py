@@ -1,13 +1,14 @@
 """open_runner: from a configuration to a runner that is warm and whose numerics are proved."""
 
 import hashlib
+import logging
 import os
 from dataclasses import dataclass
 from typing import Final
 
 from replicas.api import ModelCard
 from replicas.attention import choose_backend
-from replicas.attention.base import AttentionBackend, KVPoolSpec
+from replicas.attention.base import AttentionBackend, GraphableAttention, KVPoolSpec
 from replicas.config import (
     DEFAULT_CPU_KV_FRACTION,
     MAX_CPU_KV_BYTES,
@@ -19,18 +20,23 @@ from replicas.config import (
     resolve,
 )
 from replicas.constraints import Constraints
+from replicas.cuda_graphs import CudaRecorder
 from replicas.errors import ConfigError
 from replicas.hardware import available_cpus, available_memory_bytes
 from replicas.model import LoadedModel, load_model
 from replicas.model_adapt import adapt
-from replicas.model_device import choose_device, choose_dtype, free_cuda_bytes, set_num_threads
+from replicas.model_device import choose_device, choose_dtype, set_num_threads
 from replicas.model_digest import files_digest
+from replicas.model_profile import kv_budget, measure_memory
 from replicas.model_source import ModelFiles, locate
 from replicas.probe import probe
 from replicas.progress import Progress, silent
 from replicas.runner import TorchRunner
+from replicas.runner_ahead import AheadRunner
 
 _MIB: Final = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,8 @@ class OpenedRunner:
     """What holds in fact: `fast` where exactness was not asked for and the model does not have it."""
     attention: str
     """Name of the attention backend."""
+    cuda_graphs: bool
+    """Decodes are replayed from graphs."""
     quantization: Quantization
     num_threads: int
 
@@ -75,9 +83,11 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         device=device,
         num_threads=num_threads,
     )
-    runner = TorchRunner(
+    backend = backend_class(spec)
+    runner_class = AheadRunner if device.type == "cuda" else TorchRunner
+    runner = runner_class(
         model,
-        backend_class(spec),
+        backend,
         Constraints.from_folder(files.folder, model.vocab_size, model.eos_token_ids),
         block_size=resolved.block_size,
         row_floor=row_floor,
@@ -89,6 +99,10 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
                 "numerics exact: this model's logits depend on the batch on this machine; use numerics fast"
             )
         numerics = "fast"
+    has_graphs = False
+    if isinstance(runner, AheadRunner) and isinstance(backend, GraphableAttention) and config.cuda_graphs:
+        progress("recording CUDA graphs", None)
+        has_graphs = _record_graphs(runner, resolved)
     return OpenedRunner(
         runner=runner,
         resolved=resolved,
@@ -98,6 +112,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         files=files,
         numerics=numerics,
         attention=backend_class.name,
+        cuda_graphs=has_graphs,
         quantization=config.quantization,
         num_threads=num_threads,
     )
@@ -137,7 +152,10 @@ def _size(config: EngineConfig, model: LoadedModel, backend: type[AttentionBacke
 
 def _kv_bytes(config: EngineConfig, model: LoadedModel) -> int:
     if model.device.type == "cuda":
-        return config.kv_cache_memory or free_cuda_bytes(model.device, config.gpu_memory_utilization)
+        if config.kv_cache_memory is not None:
+            return config.kv_cache_memory
+        memory = measure_memory(model, config.max_num_batched_tokens, config.max_num_seqs)
+        return kv_budget(memory, config.gpu_memory_utilization)
     available = available_memory_bytes()
     if config.kv_cache_memory is None:
         return min(MAX_CPU_KV_BYTES, int(available * DEFAULT_CPU_KV_FRACTION))
@@ -147,6 +165,15 @@ def _kv_bytes(config: EngineConfig, model: LoadedModel) -> int:
             f"the {available // _MIB} MiB that are available"
         )
     return config.kv_cache_memory
+
+
+def _record_graphs(runner: AheadRunner, resolved: ResolvedConfig) -> bool:
+    try:
+        runner.record_graphs(CudaRecorder(), resolved.max_num_seqs, resolved.max_model_len)
+    except RuntimeError as error:  # the model asks the device something in the middle of its pass
+        logger.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
+        return False
+    return True
 
 
 def _fingerprint(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replicas.attention.base import KVPoolSpec
+from replicas.attention.base import AttentionNeeds, KVPoolSpec
 from replicas.attention.staging import num_bytes
 from replicas.attention.varlen import StepArrays, VarlenAttention, flash_window
 from replicas.packing import IntArray, LongArray
@@ -40,6 +40,12 @@ class AtenVarlenAttention(VarlenAttention):
     @classmethod
     def missing(cls) -> str | None:
         return None
+
+    @classmethod
+    def kv_bytes_per_token(cls, needs: AttentionNeeds, dtype: torch.dtype) -> int:
+        """Count one layer more: steps with prompts gather K and V of a layer outside the pool."""
+        of_pool = super().kv_bytes_per_token(needs, dtype)
+        return of_pool + of_pool // needs.num_layers
 
     def __init__(self, spec: KVPoolSpec) -> None:
         super().__init__(spec)
