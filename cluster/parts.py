@@ -75,13 +75,9 @@ def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
         eos_token_ids=frozenset(opened.card.eos_token_ids),
         prepare=opened.runner.prepare,
     )
+    attention = f"attention {opened.attention}{' with CUDA graphs' if opened.cuda_graphs else ''}"
     threads = f"{opened.num_threads} thread{'s' if opened.num_threads > 1 else ''}"
     return OpenedPump(
         pump=EnginePump(engine, opened.card),
-        facts=(
-            f"numerics {opened.numerics}",
-            f"quantization {opened.quantization}",
-            f"attention {opened.attention}",
-            threads,
-        ),
+        facts=(f"numerics {opened.numerics}", f"quantization {opened.quantization}", attention, threads),
     )
