@@ -3,7 +3,18 @@
 import argparse
 from collections.abc import Callable
 
-from cluster.bench import batching, engine, fairness, kv, limits, overhead, router, routing, scheduler
+from cluster.bench import (
+    batching,
+    engine,
+    fairness,
+    kv,
+    limits,
+    overhead,
+    quality,
+    router,
+    routing,
+    scheduler,
+)
 
 Command = Callable[[argparse.Namespace], dict[str, object]]
 
@@ -11,7 +22,7 @@ Command = Callable[[argparse.Namespace], dict[str, object]]
 def add_parsers(parser: argparse.ArgumentParser) -> None:
     """Add the bench commands; each sets `bench`, a function from arguments to a report."""
     commands = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCH")
-    for module in (scheduler, kv, engine, batching, overhead, limits, router, fairness, routing):
+    for module in (scheduler, kv, engine, batching, quality, overhead, limits, router, fairness, routing):
         command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         module.add_arguments(command)
