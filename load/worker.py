@@ -110,17 +110,17 @@ async def _serve_parent(task: Assignment, pipe: Pipe, reports: _Reports) -> None
     pipe.send_bytes(b"ready")
     start_at = msgspec.msgpack.decode(pipe.recv_bytes(), type=float)
     loop = asyncio.get_running_loop()
-    loop.add_reader(pipe.fileno(), lambda: _on_parent(pipe, loop, driver))
+    # Not a reader of the loop: that would make the pipe non-blocking, for the thread that writes to it too.
+    threading.Thread(target=_hear_parent, args=(pipe, loop, driver), daemon=True).start()
     await driver.run(start_at)
-    loop.remove_reader(pipe.fileno())
 
 
-def _on_parent(pipe: Pipe, loop: asyncio.AbstractEventLoop, driver: "Driver") -> None:
-    try:
+def _hear_parent(pipe: Pipe, loop: asyncio.AbstractEventLoop, driver: "Driver") -> None:
+    """Stop the driver when the parent says so, or is gone."""
+    with contextlib.suppress(EOFError, OSError):
         pipe.recv_bytes()
-    except (EOFError, OSError):
-        loop.remove_reader(pipe.fileno())
-    driver.stop()
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(driver.stop)
 
 
 class ReportSink(Protocol):
