@@ -20,7 +20,7 @@ from replicas.config import (
     resolve,
 )
 from replicas.constraints import Constraints
-from replicas.cuda_graphs import CudaRecorder
+from replicas.cuda_graphs import CudaRecorder, Recorder
 from replicas.errors import ConfigError
 from replicas.hardware import available_cpus, available_memory_bytes
 from replicas.model import LoadedModel, load_model
@@ -102,7 +102,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     has_graphs = False
     if isinstance(runner, AheadRunner) and isinstance(backend, GraphableAttention) and config.cuda_graphs:
         progress("recording CUDA graphs", None)
-        has_graphs = _record_graphs(runner, resolved)
+        has_graphs = record_or_warn(runner, CudaRecorder(), resolved)
     return OpenedRunner(
         runner=runner,
         resolved=resolved,
@@ -167,9 +167,10 @@ def _kv_bytes(config: EngineConfig, model: LoadedModel) -> int:
     return config.kv_cache_memory
 
 
-def _record_graphs(runner: AheadRunner, resolved: ResolvedConfig) -> bool:
+def record_or_warn(runner: AheadRunner, recorder: Recorder, resolved: ResolvedConfig) -> bool:
+    """Record the runner's decodes; False, and a line in the log, where the model does not allow it."""
     try:
-        runner.record_graphs(CudaRecorder(), resolved.max_num_seqs, resolved.max_model_len)
+        runner.record_graphs(recorder, resolved.max_num_seqs, resolved.max_model_len)
     except RuntimeError as error:  # the model asks the device something in the middle of its pass
         logger.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
         return False

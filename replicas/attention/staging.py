@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT: Final = 16
-_NUM_BUFFERS: Final = 2
-"""While the device still reads the one, the next step is written to the other."""
+_NUM_BUFFERS: Final = 16
+"""More uploads than two steps make. A copy waits in the stream for the work before it, that of the sampler
+for the whole forward pass: a buffer used again in the next step would make the host wait for it too."""
 _TYPES: Final = {"int32": torch.int32, "int64": torch.int64, "float64": torch.float64}
 
 
@@ -51,7 +52,7 @@ class Staging:
     def _next_host_buffer(self, num_bytes: int) -> NDArray[np.uint8]:
         self._turn = (self._turn + 1) % _NUM_BUFFERS
         if self._is_cuda:
-            self._copied[self._turn].synchronize()  # done long ago: it was recorded two uploads before
+            self._copied[self._turn].synchronize()
         if self._buffers[self._turn].numel() < num_bytes:
             self._buffers[self._turn] = self._host_buffer(2 * num_bytes)
         buffer: NDArray[np.uint8] = self._buffers[self._turn].numpy()

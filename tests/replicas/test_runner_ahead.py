@@ -18,6 +18,7 @@ from replicas.model_source import ModelFiles
 from replicas.progress import silent
 from replicas.runner import TorchRunner
 from replicas.runner_ahead import AheadRunner
+from replicas.startup import record_or_warn
 from tests.replicas import tape
 from tests.replicas.attention import fake_kernels
 from tests.replicas.fake_runner import Collected, run_until_idle
@@ -148,3 +149,21 @@ def test_sizes_are_dense_where_padding_costs_most() -> None:
     assert graph_sizes(300)[-4:] == [256, 272, 288, 300]
     for count in range(1, 513):
         assert min(size for size in graph_sizes(512) if size >= count) <= max(count + 15, 4)
+
+
+def test_a_model_that_cannot_be_recorded_runs_without_graphs(
+    models: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_kernels.install(monkeypatch)
+    resolved = config(256, 12)
+    built, runner = engine(AheadRunner, models["llama-2"], "aten_varlen", resolved)
+    assert isinstance(runner, AheadRunner)
+
+    def refuse(run: tape.Run) -> tape.Run:
+        run()
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    assert not record_or_warn(runner, refuse, resolved)
+    assert "no CUDA graphs for this model: operation not permitted when stream is capturing" in caplog.text
+    asked = requests(3, longest=40)
+    assert {key[0] for key in answers(built, asked).finished} == {0, 1, 2}
