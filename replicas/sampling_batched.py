@@ -84,6 +84,49 @@ def read(
     return Sampled(token_ids=token_ids, logprobs=logprobs, errors=errors)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Knobs:
+    """Parameters of all rows on the device; floats are [num_rows, 1] float64."""
+
+    temperature: Tensor
+    """1 for greedy rows."""
+    min_p: Tensor
+    top_p: Tensor
+    uniform: Tensor
+    """What decides the draw."""
+    is_drawing: Tensor
+    """0 for greedy rows."""
+    top_k: Tensor  # [num_rows, 1] int64; 0 = all tokens
+    max_top_k: int
+    """0 when no row has one."""
+
+
+def _upload_knobs(
+    sequences: Rows[Sequence], num_tokens: Rows[int], vocab_size: int, staging: Staging
+) -> _Knobs:
+    table = np.zeros((5, len(sequences)), dtype=np.float64)
+    top_k = np.zeros(len(sequences), dtype=np.int64)
+    for i, (sequence, position) in enumerate(zip(sequences, num_tokens, strict=True)):
+        params = sequence.sampling
+        is_drawing = params.temperature >= GREEDY_BELOW
+        draw_at = uniform(params.seed, sequence.index, position) if is_drawing else 0.0
+        temperature = params.temperature if is_drawing else 1.0
+        table[:, i] = (temperature, params.min_p, params.top_p, draw_at, is_drawing)
+        if is_drawing and 0 < params.top_k < vocab_size:
+            top_k[i] = params.top_k
+    columns, ranks = staging.upload([table, top_k])
+    temperatures, min_p, top_p, draws, drawing = (column[:, None] for column in columns)
+    return _Knobs(
+        temperature=temperatures,
+        min_p=min_p,
+        top_p=top_p,
+        uniform=draws,
+        is_drawing=drawing,
+        top_k=ranks[:, None],
+        max_top_k=int(top_k.max()),
+    )
+
+
 def _draw(
     logits: Tensor,  # [num_rows, vocab_size]
     peaks: Tensor,  # [num_rows]
@@ -92,45 +135,25 @@ def _draw(
     num_tokens: Rows[int],
     staging: Staging,
 ) -> Tensor:  # [num_rows] int64
-    params = [sequence.sampling for sequence in sequences]
     vocab_size = logits.shape[-1]
-    drawing = [p.temperature >= GREEDY_BELOW for p in params]
-    top_k = [
-        p.top_k if 0 < p.top_k < vocab_size and draws else 0 for p, draws in zip(params, drawing, strict=True)
-    ]
-    draws = [
-        uniform(s.sampling.seed, s.index, position) for s, position in zip(sequences, num_tokens, strict=True)
-    ]
-    columns = np.array(
-        [
-            [p.temperature if draws else 1.0 for p, draws in zip(params, drawing, strict=True)],
-            [p.min_p for p in params],
-            [p.top_p for p in params],
-            draws,
-            drawing,
-        ],
-        dtype=np.float64,
-    )
-    table, last_of_top_k = staging.upload([columns, np.array([max(k - 1, 0) for k in top_k], dtype=np.int64)])
-    temperature, min_p, top_p, wanted, is_drawing = (column[:, None] for column in table)
-    scaled = (logits - peaks[:, None]) / temperature.float()
-    if any(top_k):
-        values = scaled.topk(max(top_k), dim=-1).values
-        [has_top_k] = staging.upload([np.array(top_k, dtype=np.int64)])
-        edge = values.gather(1, last_of_top_k[:, None]).masked_fill(has_top_k[:, None] == 0, -math.inf)
+    knobs = _upload_knobs(sequences, num_tokens, vocab_size, staging)
+    scaled = (logits - peaks[:, None]) / knobs.temperature.float()
+    if knobs.max_top_k:
+        values = scaled.topk(knobs.max_top_k, dim=-1).values
+        edge = values.gather(1, (knobs.top_k - 1).clamp_min(0)).masked_fill(knobs.top_k == 0, -math.inf)
         scaled = scaled.masked_fill(scaled < edge, -math.inf)
     probabilities = torch.softmax(scaled, dim=-1)
-    if any(p.min_p for p in params):
-        floor = probabilities.amax(dim=-1, keepdim=True) * min_p.float()
+    if any(sequence.sampling.min_p for sequence in sequences):
+        floor = probabilities.amax(dim=-1, keepdim=True) * knobs.min_p.float()
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
-    if any(p.top_p < 1.0 for p in params):
-        probabilities = _keep_top_p(probabilities, top_p)
+    if any(sequence.sampling.top_p < 1.0 for sequence in sequences):
+        probabilities = _keep_top_p(probabilities, knobs.top_p)
     cumulated = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
     # Below the total even after rounding, or the search would run past the last token that is left.
-    wanted = torch.minimum(wanted * total, torch.nextafter(total, torch.zeros_like(total)))
+    wanted = torch.minimum(knobs.uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulated, wanted, right=True).clamp_max(vocab_size - 1)
-    return torch.where(is_drawing[:, 0] > 0, tokens[:, 0], best)
+    return torch.where(knobs.is_drawing > 0, tokens, best[:, None])[:, 0]
 
 
 def _keep_top_p(
