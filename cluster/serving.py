@@ -92,10 +92,13 @@ def serving(
 
 
 def _with_shared_cores(config: ClusterConfig) -> ClusterConfig:
-    """Split the cores among the engines: if each took all of them, barriers would crawl."""
+    """Split all cores but one among the engines.
+
+    If each took all of them, or none were left to router and Ray, barriers would crawl.
+    """
     if config.engine.num_threads is not None:
         return config
-    num_threads = max(1, available_cpus() // config.replicas)
+    num_threads = max(1, (available_cpus() - 1) // config.replicas)
     return msgspec.structs.replace(
         config, engine=msgspec.structs.replace(config.engine, num_threads=num_threads)
     )

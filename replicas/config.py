@@ -27,8 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Attention backend; `auto` takes the first that the hardware runs."""
     numerics: Numerics | None = None
     """`exact`: a row's bits do not depend on its batch (default on CPU). `fast` gives that up."""
-    quantization: Quantization = "none"
-    """`int8`: linear layers in 8 bits, CPU only: several times faster, answers differ a little."""
+    quantization: Quantization | None = None
+    """`int8`: linear layers in 8 bits, CPU only: several times faster, answers differ a little. Default:
+    where the CPU multiplies 8-bit numbers exactly and the model's layers can be calibrated, else `none`."""
     num_threads: int | None = None
     """CPU threads of the model; default: all cores this process may use."""
 

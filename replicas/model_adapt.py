@@ -1,5 +1,6 @@
 """Fits a loaded model to this machine: fast layers, 8-bit weights, exact numerics, in the order they need."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -8,32 +9,51 @@ from replicas.config import Numerics, Quantization
 from replicas.errors import ConfigError
 from replicas.model import LoadedModel
 from replicas.model_exact import make_exact
-from replicas.model_int8 import quantise_linears
+from replicas.model_int8 import WEIGHT_LEVELS, quantise_linears, weight_levels
 from replicas.model_layer import fuse_layers
 from replicas.model_rotary import tabulate_rotary
 from replicas.model_smooth import smooth
 from replicas.progress import Progress
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapted:
+    """What became of a model."""
+
+    row_floor: int
+    """Rows to pad every pass to (model_exact.py); 1 = no padding."""
+    quantization: Quantization
+
+
 def adapt(
     model: LoadedModel,
-    quantization: Quantization,
+    wanted: Quantization | None,  # None = int8 where it is as good as measured (cluster/bench/quality.py)
     numerics: Numerics,
     folder: Path,  # the model's, for its tokenizer
     max_positions: int,  # the rotary table's length
     progress: Progress,
-) -> int:
-    """Change `model` in place; return the rows to pad every pass to (1 = none, model_exact.py)."""
+) -> Adapted:
+    """Change `model` in place. Raises ConfigError where the quantization wanted cannot be had."""
     on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
-    if quantization != "none" and not on_cpu:
-        raise ConfigError(f"quantization {quantization}: only on CPU and in float32")
+    if wanted == "int8" and not on_cpu:
+        raise ConfigError("quantization int8: only on CPU and in float32")
     if on_cpu:
         progress("fusing layers", None)
         fuse_layers(model.module)
-    if quantization == "int8":
-        progress("quantising to int8", None)
-        smooth(model, folder)
-        head = model.module.get_output_embeddings()  # type: ignore[operator]
-        quantise_linears(model.module, head)
+    quantization = _quantise(model, wanted, folder, progress) if on_cpu else "none"
     tabulate_rotary(model.module, max_positions)
-    return make_exact(model.module) if numerics == "exact" else 1
+    row_floor = make_exact(model.module) if numerics == "exact" else 1
+    return Adapted(row_floor=row_floor, quantization=quantization)
+
+
+def _quantise(
+    model: LoadedModel, wanted: Quantization | None, folder: Path, progress: Progress
+) -> Quantization:
+    if wanted == "none" or (wanted is None and weight_levels() < WEIGHT_LEVELS[0]):
+        return "none"
+    progress("quantising to int8", None)
+    if not smooth(model, folder) and wanted is None:
+        return "none"
+    head = model.module.get_output_embeddings()  # type: ignore[operator]
+    quantise_linears(model.module, head)
+    return "int8"

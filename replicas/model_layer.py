@@ -128,14 +128,13 @@ def _agree(layer: nn.Module, fused: FusedLayer) -> bool:
 
 def _merge(layers: Sequence[nn.Linear]) -> nn.Linear:
     """Return one linear layer with the outputs of all of `layers`, one after the other."""
-    weights: list[Tensor] = [layer.weight for layer in layers]
-    weight = torch.cat(weights)
+    weight = torch.cat([layer.weight.detach() for layer in layers])
     biased = any(layer.bias is not None for layer in layers)
     merged = nn.Linear(weight.shape[1], len(weight), bias=biased, device="meta")
     merged.weight = nn.Parameter(weight, requires_grad=False)
     if biased:
         biases = [torch.zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
-        merged.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        merged.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)
     return merged
 
 

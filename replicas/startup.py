@@ -73,7 +73,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     numerics = _wanted_numerics(config, model, backend_class)
     resolved = _size(config, model, backend_class)
 
-    row_floor = adapt(model, config.quantization, numerics, files.folder, resolved.max_model_len, progress)
+    adapted = adapt(model, config.quantization, numerics, files.folder, resolved.max_model_len, progress)
     progress("warming up", None)
     spec = KVPoolSpec(
         needs=model.needs,
@@ -90,7 +90,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         backend,
         Constraints.from_folder(files.folder, model.vocab_size, model.eos_token_ids),
         block_size=resolved.block_size,
-        row_floor=row_floor,
+        row_floor=adapted.row_floor,
     )
     results = probe(runner.logit_bytes, resolved, model.vocab_size)
     if numerics == "exact" and len(set(results)) > 1:
@@ -107,13 +107,13 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         runner=runner,
         resolved=resolved,
         card=_card(
-            files, model, resolved, _fingerprint(files, model, config.quantization, numerics, results)
+            files, model, resolved, _fingerprint(files, model, adapted.quantization, numerics, results)
         ),
         files=files,
         numerics=numerics,
         attention=backend_class.name,
         cuda_graphs=has_graphs,
-        quantization=config.quantization,
+        quantization=adapted.quantization,
         num_threads=num_threads,
     )
 

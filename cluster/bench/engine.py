@@ -47,7 +47,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--numerics", choices=["exact", "fast"], help="default: exact on CPU")
     parser.add_argument("--num-threads", type=at_least_one, help="CPU threads (default: all cores)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--quantization", choices=get_args(Quantization), default=defaults.quantization)
+    parser.add_argument(
+        "--quantization", choices=get_args(Quantization), help="default: int8 on CPUs that do it exactly"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
