@@ -48,6 +48,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_parsers(bench)
         bench.set_defaults(run=_bench)
+    load = commands.add_parser("load", help="load an OpenAI-compatible server and measure it")
+    if arguments[:1] == ["load"]:
+        from load.commands import add_parsers as add_load_parsers
+
+        add_load_parsers(load)
+        load.set_defaults(run=lambda options: options.load(options))
     return parser
 
 

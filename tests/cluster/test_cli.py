@@ -30,8 +30,15 @@ def refusal(*arguments: str, folder: Path = ROOT) -> str:
 def test_help_names_the_commands() -> None:
     done = headway("--help")
     assert done.returncode == 0
-    assert "serve" in done.stdout
-    assert "bench" in done.stdout
+    for command in ("serve", "keys", "bench", "load"):
+        assert command in done.stdout
+
+
+def test_the_load_tool_is_a_command() -> None:
+    done = headway("load", "run", "--url", "http://127.0.0.1:9", "--requests", "1")
+    assert done.returncode == 2, done
+    assert "127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_help_imports_neither_ray_nor_torch() -> None:
