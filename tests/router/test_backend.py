@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from cluster.bench.virtual_time import run
 from replicas.api import LEASE_GRACE_S, LEASE_S, PING_INTERVAL_S, FinishReason, SamplingParams, TokenDelta
 from router.backend import ReplicaBackend, ReplicaGeneration
 from router.connection import RETRY_S
 from router.errors import NoReplicaError
 from router.streams import ACK_FRAMES
 from tests.router.fake_transport import STEP_S, serving
-from tests.virtual_time import run
 from tests.wire_world import expected_token
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
+from cluster.bench.virtual_time import run
 from router.errors import ApiError
 from router.ledger import SETTLE_S, Ledger
 from router.quota import Quota
@@ -13,7 +14,6 @@ from router.quota_client import PATIENCE_S, LedgerGoneError, QuotaClient, QuotaR
 from router.quota_messages import CatalogueQuery, Exchange, Hello, decode_request, encode
 from router.tenants import Catalogue, Tenant
 from tests.router.quota_world import tenant
-from tests.virtual_time import run
 
 numbers = itertools.count(1)
 
