@@ -26,17 +26,17 @@ MODES: tuple[Batching, ...] = ("continuous", "static", "static_live_rows")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--seats", type=at_least_one, default=16)
-    parser.add_argument("--requests", type=at_least_one, default=48)
+    parser.add_argument("--requests", type=at_least_one, default=128)
     parser.add_argument("--mean", type=at_least_one, default=64, help="mean output tokens")
     parser.add_argument(
         "--longest", type=at_least_one, default=512, help="longest output; one request in 16 has it"
     )
-    parser.add_argument("--quick", action="store_true", help="a quarter of the lengths, same proportions")
+    parser.add_argument("--quick", action="store_true", help="an eighth of the lengths, same proportions")
     parser.add_argument("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    scale = 4 if args.quick else 1
+    scale = 8 if args.quick else 1
     mean, longest = args.mean // scale, args.longest // scale
     rng = random.Random(args.seed)
     lengths = long_tailed_lengths(args.requests, mean, longest, rng)
