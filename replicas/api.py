@@ -284,11 +284,13 @@ class Submit(msgspec.Struct, frozen=True, tag="s", array_like=True):
     request: GenerateRequest
 
 
-class Abort(msgspec.Struct, frozen=True, tag="a", array_like=True):
-    """End a request, all its outputs, whatever its state. Unknown ids leave a tombstone."""
+class Abort(msgspec.Struct, frozen=True, tag="a", array_like=True, omit_defaults=True):
+    """End a request, whatever its state. Unknown ids leave a tombstone."""
 
     request_id: int
     attempt: int
+    index: int | None = None
+    """End this output only, if it is open; None = all of them."""
 
 
 class CommandBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -101,9 +101,9 @@ class Engine:
         self.scheduler.add(request, owner, self._clock())
         self.counters.prompt_tokens += len(request.prompt_ids)
 
-    def abort(self, owner: str, request_id: int) -> None:
-        """End a request without a delta. Unknown ones are ignored: they may have just finished."""
-        if self.scheduler.abort(owner, request_id, self._clock()):
+    def abort(self, owner: str, request_id: int, index: int | None = None) -> None:
+        """End a request, or one output, without a delta. Unknown ones are ignored: they may have finished."""
+        if self.scheduler.abort(owner, request_id, self._clock(), index):
             self.counters.aborted += 1
 
     def step(self) -> Outputs:

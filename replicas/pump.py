@@ -210,7 +210,7 @@ class EnginePump:
         while self._commands:
             command = self._commands.popleft()
             if not isinstance(command, AddRequest):
-                self.engine.abort(command.owner, command.request_id)
+                self.engine.abort(command.owner, command.request_id, command.index)
                 continue
             try:
                 self.engine.add(command.request, command.owner)

@@ -86,15 +86,18 @@ class Scheduler:
             for sequence in group:
                 self._waiting.add(sequence, now)
 
-    def abort(self, owner: str, request_id: int, now: float) -> bool:
-        """End a request in whatever state it is; no delta follows. False if there is no such request."""
-        group = self._requests.get((owner, request_id))
-        if group is None:
+    def abort(self, owner: str, request_id: int, now: float, index: int | None = None) -> bool:
+        """End a request, or one output, in whatever state; no delta follows. False if nothing was open."""
+        group = self._requests.get((owner, request_id), [])
+        ended = [s for s in group if s.status is not SequenceStatus.FINISHED and index in (None, s.index)]
+        if not ended:
             return False
-        self._siblings.pop(group[0].seq_id, None)
-        for sequence in list(group):
-            if sequence.status is not SequenceStatus.FINISHED:
-                self._finish(sequence, FinishReason.ABORT, now)
+        leader = group[0].seq_id
+        held = [sequence for sequence in self._siblings.pop(leader, ()) if sequence not in ended]
+        if held:
+            self._siblings[leader] = held
+        for sequence in ended:
+            self._finish(sequence, FinishReason.ABORT, now)
         self._drop_finished()
         return True
 

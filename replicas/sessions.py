@@ -12,7 +12,7 @@ each, hands `commands` to the engine and `deliveries` to its open generators, in
 
 The engine sees a router epoch as `owner`, and requests as (owner, request_id). It reports everything
 about a request as TokenDeltas, a refused one too: one delta with finish_reason `error` per index.
-After an AbortRequest it may still report deltas of that request; they go no further.
+After an AbortRequest it may still report deltas of what was dropped; they go no further.
 """
 
 from collections.abc import Mapping
@@ -53,11 +53,13 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest:
-    """For the engine: drop all sequences of this request. It may have ended there already."""
+    """For the engine: drop all sequences of this request, or one. They may have ended there already."""
 
     owner: str
     request_id: int
     attempt: int
+    index: int | None = None
+    """Output index; None = all."""
 
 
 EngineCommand = AddRequest | AbortRequest
@@ -150,6 +152,8 @@ class _Session:
         return commands
 
     def _abort(self, abort: Abort, now: float) -> list[EngineCommand]:
+        if abort.index is not None:
+            return self._abort_output(abort, abort.index, now)
         self._closed.bury(abort.request_id, abort.attempt, now)
         running = self.open.get(abort.request_id)
         if running is None or running.attempt > abort.attempt:
@@ -157,6 +161,22 @@ class _Session:
         del self.open[abort.request_id]
         self.account.num_open[running.tier] -= len(running.indexes)
         return [AbortRequest(owner=self.owner, request_id=abort.request_id, attempt=running.attempt)]
+
+    def _abort_output(self, abort: Abort, index: int, now: float) -> list[EngineCommand]:
+        """End one output; the request ends with its last one."""
+        request_id, attempt = abort.request_id, abort.attempt
+        running = self.open.get(request_id)
+        if running is None or running.attempt != attempt or index not in running.indexes:
+            return []
+        self._close_output(request_id, running, index, now)
+        return [AbortRequest(owner=self.owner, request_id=request_id, attempt=attempt, index=index)]
+
+    def _close_output(self, request_id: int, request: _OpenRequest, index: int, now: float) -> None:
+        request.indexes.remove(index)
+        self.account.num_open[request.tier] -= 1
+        if not request.indexes:
+            del self.open[request_id]
+            self._closed.bury(request_id, request.attempt, now)
 
     def keep_wanted(self, deltas: list[TokenDelta], now: float) -> list[TokenDelta]:
         """Drop deltas of outputs that are not open, and close the outputs that finish."""
@@ -167,11 +187,7 @@ class _Session:
                 continue
             wanted.append(delta)
             if delta.finish_reason is not None:
-                request.indexes.remove(delta.index)
-                self.account.num_open[request.tier] -= 1
-                if not request.indexes:
-                    del self.open[delta.request_id]
-                    self._closed.bury(delta.request_id, delta.attempt, now)
+                self._close_output(delta.request_id, request, delta.index, now)
         return wanted
 
     def detach(self) -> list[Delivery]:

@@ -88,9 +88,9 @@ class Answer:
                         self._cached.get(prompt, delta.num_cached_tokens), delta.num_cached_tokens
                     )
                 emission = output.feed(delta)
-                if emission.finish_reason is not None and all(o.finish_reason for o in run.outputs):
+                if emission.finish_reason is not None and delta.finish_reason is None:
                     # A stop string is known here only: the replica would go on.
-                    run.generation.abort()
+                    run.generation.abort(delta.index)
                 if emission.text or emission.entries or emission.finish_reason:
                     yield prompt * self._n + delta.index, emission
         if not self.is_complete:

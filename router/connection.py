@@ -87,10 +87,10 @@ class Connection:
         self._prefixes.note(hashes)
         self._send_soon()
 
-    def abort(self, request_id: int) -> None:
-        """End a request, if it is open here."""
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """End a request, or one output, if it is open here."""
         if self.streams is not None:
-            self.streams.abort(request_id)
+            self.streams.abort(request_id, index)
             self._send_soon()
 
     def room(self, tier: int) -> Room | None:

@@ -10,8 +10,9 @@ from router.errors import ApiError
 class Generation(Protocol):
     """One request in flight: an asynchronous iterator of deltas, all outputs interleaved.
 
-    Every output index asked for ends in exactly one delta with a finish_reason; iteration stops after
-    the last of them. A replica that dies is such a delta too (`error`). Iteration never raises.
+    Every output index asked for ends in exactly one delta with a finish_reason, unless it is aborted;
+    iteration stops after the last of them. A replica that dies is such a delta too (`error`). Iteration
+    never raises.
     """
 
     @property
@@ -21,8 +22,11 @@ class Generation(Protocol):
 
     def __aiter__(self) -> AsyncIterator[TokenDelta]: ...
 
-    def abort(self) -> None:
-        """End the request now, on the replica too; iteration stops. Idempotent, callable at any time."""
+    def abort(self, index: int | None = None) -> None:
+        """End the request now, or one output of it, on the replica too: nothing more of it comes.
+
+        Iteration stops when no output is left. Idempotent, callable at any time.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ import msgspec
 from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
 from router.errors import ApiError
-from router.resume import Transcript
+from router.resume import Transcript, without_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ReplicaGeneration:
     def __init__(
         self, request: GenerateRequest, client: Client, forget: Callable[["ReplicaGeneration"], None]
     ) -> None:
-        """`forget` is called when the consumer aborts."""
+        """`forget` is called when the consumer aborts what is left of it."""
         self.client = client
         self.request = request
         """The present attempt."""
@@ -41,6 +41,8 @@ class ReplicaGeneration:
         """Whose replica works on it; None while it waits for one."""
         self.fingerprint: str | None = None
         """Of the replica that began; only an equal one can go on."""
+        self.predicted_ttft_s: float | None = None
+        """As of its arrival; None = not known then."""
         self.num_losses = 0
         """Replicas lost under it."""
         self.refusal: ApiError | None = None
@@ -106,8 +108,24 @@ class ReplicaGeneration:
         self.connection = None
         self.has_begun = False
 
-    def abort(self) -> None:
-        self._forget(self)
-        self._waiting.clear()
-        self._num_unread = 0
+    def abort(self, index: int | None = None) -> None:
+        if index is None:
+            self._forget(self)
+            self._waiting.clear()
+            self._num_unread = 0
+        elif index in self._transcript.running:
+            self._abort_running(index)
+        elif self._waiting.pop(index, None) is not None:  # its finish, unread
+            self._num_unread -= 1
         self._arrived.set()
+
+    def _abort_running(self, index: int) -> None:
+        self._transcript.drop(index)
+        self._waiting.pop(index, None)
+        self._num_unread -= 1
+        if self.has_ended:
+            self._forget(self)
+        elif self.connection is not None:
+            self.connection.abort(self.request.request_id, index)
+        else:
+            self.request = without_output(self.request, index)

@@ -42,6 +42,10 @@ class Transcript:
         else:
             del self._ids[delta.index]
 
+    def drop(self, index: int) -> None:
+        """Forget an output that has not finished and is not wanted any more."""
+        del self._ids[index]
+
     def next_attempt(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request that goes on after the last delta taken. Some output must be unfinished."""
         resumed = tuple(tuple(ids) for ids in self._ids.values())
@@ -51,3 +55,14 @@ class Transcript:
             indexes=self.running,
             resumed_output_ids=resumed if any(resumed) else (),
         )
+
+
+def without_output(request: GenerateRequest, index: int) -> GenerateRequest:
+    """Return the request less one of its outputs, which is not its only one."""
+    kept = [place for place, other in enumerate(request.indexes) if other != index]
+    resumed = request.resumed_output_ids
+    return msgspec.structs.replace(
+        request,
+        indexes=tuple(request.indexes[place] for place in kept),
+        resumed_output_ids=tuple(resumed[place] for place in kept) if resumed else (),
+    )

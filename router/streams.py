@@ -121,12 +121,19 @@ class ReplicaStreams:
             num_blocks=granted.num_blocks - _through(tier, self._submitted_blocks),
         )
 
-    def abort(self, request_id: int) -> None:
-        """Close what is open of a request: no further delta of it comes out of `receive` or `fail`."""
-        request = self._open.pop(request_id, None)
-        if request is not None:
-            self.num_outputs -= len(request.indexes)
-            self._unapplied.append(Abort(request_id, request.attempt))
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """Close what is open of a request, or one output: `receive` and `fail` bring no more of it."""
+        request = self._open.get(request_id)
+        if request is None:
+            return
+        ended = set(request.indexes) if index is None else request.indexes & {index}
+        if not ended:
+            return
+        self.num_outputs -= len(ended)
+        request.indexes -= ended
+        if not request.indexes:
+            del self._open[request_id]
+        self._unapplied.append(Abort(request_id, request.attempt, index if request.indexes else None))
 
     def take_batch(self, demand: tuple[TierDemand, ...] = ()) -> CommandBatch:
         """Return what is to be sent now; a ping if there is nothing. `demand` is what waits for credits.

@@ -33,6 +33,14 @@ def abort(world: World, router: Router, draw: Random) -> None:
         router.abort(draw.choice(outputs).request.request_id)
 
 
+def abort_output(world: World, router: Router, draw: Random) -> None:
+    del world
+    outputs = router.open_outputs()
+    if outputs:
+        output = draw.choice(outputs)
+        router.abort(output.request.request_id, output.index)
+
+
 def send(world: World, router: Router, draw: Random) -> None:
     del draw
     world.send(router)
@@ -138,7 +146,8 @@ def restart_replica(world: World, router: Router, draw: Random) -> None:
 
 WORK: dict[Action, float] = {
     submit: 2,
-    abort: 0.5,
+    abort: 0.3,
+    abort_output: 0.5,
     send: 3,
     deliver_batch: 4,
     deliver_reply: 4,

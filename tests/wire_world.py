@@ -53,7 +53,11 @@ class FakeEngine:
         if isinstance(command, AbortRequest):
             running = self.requests.get((command.owner, command.request_id))
             if running is not None and running[0].attempt == command.attempt:
-                del self.requests[command.owner, command.request_id]
+                positions = running[1]
+                for index in list(positions) if command.index is None else [command.index]:
+                    positions.pop(index, None)
+                if not positions:
+                    del self.requests[command.owner, command.request_id]
             return
         request = command.request
         identity = (command.owner, request.request_id, request.attempt)
@@ -168,11 +172,11 @@ class Router:
             self.outputs[request.request_id, index] = Output(request, index)
         self.streams.submit(request)
 
-    def abort(self, request_id: int) -> None:
-        for (output_request_id, _), output in self.outputs.items():
-            if output_request_id == request_id:
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        for (output_request_id, output_index), output in self.outputs.items():
+            if output_request_id == request_id and index in (None, output_index):
                 output.is_aborted = True
-        self.streams.abort(request_id)
+        self.streams.abort(request_id, index)
 
     def take(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:

@@ -44,7 +44,7 @@ class _Scripted:
         for i, token_id in enumerate(self._token_ids):
             yield TokenDelta(1, 0, 0, [token_id], FinishReason.LENGTH if i == last else None)
 
-    def abort(self) -> None:
+    def abort(self, index: int | None = None) -> None:  # noqa: ARG002 - a Generation
         return
 
 

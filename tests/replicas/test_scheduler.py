@@ -206,6 +206,32 @@ def test_abort_ends_outputs_that_wait_for_their_sibling() -> None:
     built.scheduler.check_integrity()
 
 
+def test_one_output_is_aborted_and_the_others_go_on() -> None:
+    built, _ = engine(max_num_seqs=8)
+    built.add(request(1, 16, max_tokens=4, indexes=(0, 1, 2)), "a")
+    built.step()  # its first output, which computes the prompt, begins
+    built.abort("a", 1, 0)
+    built.abort("a", 1, 0)
+    built.scheduler.check_integrity()
+    assert built.counters.aborted == 1
+    seen = run_until_idle(built)
+    prompt = request(1, 16).prompt_ids
+    assert seen.tokens == {(1, index): expected_output(prompt, 4, index) for index in (1, 2)}
+    assert built.load().free_blocks == 128
+
+
+def test_aborting_every_output_ends_the_request_in_every_state() -> None:
+    built, _ = engine(max_num_batched_tokens=8)
+    built.add(request(1, 30, indexes=(0, 1, 2)), "a")
+    built.step()  # 0 is inside its prompt, 1 and 2 wait for it
+    for index, num_waiting in ((1, 1), (0, 1), (2, 0)):
+        built.abort("a", 1, index)
+        built.scheduler.check_integrity()
+        assert built.scheduler.num_waiting == num_waiting
+    assert not built.has_work
+    assert ("a", 1) not in built.scheduler
+
+
 def test_stop_tokens_end_a_sequence_and_are_reported() -> None:
     built, _ = engine()
     prompt = request(1, 5).prompt_ids

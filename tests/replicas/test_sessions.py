@@ -153,6 +153,22 @@ def test_an_abort_of_a_stale_attempt_leaves_the_current_one(sessions: Sessions) 
     assert commands_of(applied) == [add(1, attempt=1)]
 
 
+def test_one_output_is_aborted_and_the_request_ends_with_its_last(sessions: Sessions) -> None:
+    applied = sessions.apply(make_batch(submit(1, n=2), Abort(1, 0, 1), Abort(1, 0, 1)), now=0.0)
+    aborted = AbortRequest(owner="r:1", request_id=1, attempt=0, index=1)
+    assert commands_of(applied)[1:] == [aborted]
+    effects = publish(sessions, token(1, 10), token(1, 20, index=1))
+    assert deltas_of(effects) == [(100, [token(1, 10)])]
+    applied = sessions.apply(make_batch(Abort(1, 0, 0), submit(1), first=4), now=0.0)
+    assert len(commands_of(applied)) == 1
+    assert sessions.num_open_requests == 0
+
+
+def test_an_abort_of_an_output_of_a_stale_attempt_changes_nothing(sessions: Sessions) -> None:
+    applied = sessions.apply(make_batch(submit(1, attempt=1), Abort(1, 0, 0)), now=0.0)
+    assert commands_of(applied) == [add(1, attempt=1)]
+
+
 # Frames
 
 

@@ -34,6 +34,7 @@ class FakeGeneration:
     weight: float
     refusal: ApiError | None = None
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted_outputs: list[int] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)
     _deltas: "asyncio.Queue[TokenDelta | None]" = field(default_factory=asyncio.Queue)
 
@@ -78,7 +79,11 @@ class FakeGeneration:
         """Stop iterating although outputs may be unfinished: a broken backend."""
         self._deltas.put_nowait(None)
 
-    def abort(self) -> None:
+    def abort(self, index: int | None = None) -> None:
+        if index is not None:
+            self.aborted_outputs.append(index)
+            if len(self.finished | set(self.aborted_outputs)) < self.n:
+                return
         if len(self.finished) < self.n:
             self.aborted.set()
         self._deltas.put_nowait(None)

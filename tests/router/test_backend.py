@@ -131,6 +131,35 @@ async def test_an_abort_after_the_end_sends_nothing() -> None:
 
 
 @in_virtual_time
+async def test_an_aborted_output_ends_alone_and_the_last_one_ends_the_generation() -> None:
+    async with serving("a") as (backend, transport):
+        generation = generate(backend, max_tokens=1000, n=3)
+        await anext(generation)
+        generation.abort(1)
+        generation.abort(1)
+        await asyncio.sleep(STEP_S)
+        ((_, positions),) = transport.replicas["a"].engine.requests.values()
+        assert positions.keys() == {0, 2}
+        generation.abort(0)
+        reader = asyncio.create_task(read(generation))
+        await asyncio.sleep(2 * STEP_S)
+        generation.abort(2)
+        assert {delta.index for delta in await reader} == {2}
+        await asyncio.sleep(STEP_S)
+        assert transport.replicas["a"].engine.requests == {}
+        assert backend.num_generations == 0
+
+
+@in_virtual_time
+async def test_an_output_whose_finish_was_not_read_can_be_aborted() -> None:
+    async with serving("a") as (backend, _):
+        generation = generate(backend, max_tokens=2, n=2)
+        await asyncio.sleep(5 * STEP_S)
+        generation.abort(0)
+        assert {delta.index for delta in await read(generation)} == {1}
+
+
+@in_virtual_time
 async def test_a_slow_reader_finds_its_tokens_coalesced() -> None:
     async with serving("a") as (backend, _):
         generation = generate(backend, max_tokens=50)

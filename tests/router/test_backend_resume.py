@@ -71,6 +71,22 @@ async def test_outputs_that_had_finished_are_not_repeated() -> None:
 
 
 @in_virtual_time
+async def test_an_output_aborted_while_its_request_waits_is_not_resumed() -> None:
+    async with serving("a") as (backend, transport):
+        generation = await interrupted(backend, n=2)
+        transport.replicas["a"].die()
+        await asyncio.sleep(RETRY_S / 2)
+        generation.abort(0)
+        transport.replicas["a"] = FakeReplica(epoch=99)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(transport.replicas["a"].run())
+            deltas = await read(generation)
+            assert {delta.index for delta in deltas} == {1}
+            assert token_ids(deltas, 1) == continued(generation, 20, index=1)
+            transport.replicas["a"].die()
+
+
+@in_virtual_time
 async def test_a_lost_submit_starts_afresh_elsewhere() -> None:
     async with serving("a", "b") as (backend, transport):
         generation = generate(backend)

@@ -1,5 +1,5 @@
 from replicas.api import FinishReason, TokenDelta
-from router.resume import Transcript
+from router.resume import Transcript, without_output
 from tests.wire_world import make_request
 
 
@@ -49,3 +49,20 @@ def test_all_outputs_finished_leaves_none_running() -> None:
     assert transcript.running == (0,)
     transcript.take(token(0, 5, finish=FinishReason.LENGTH))
     assert transcript.running == ()
+
+
+def test_an_output_that_is_dropped_is_not_resumed() -> None:
+    request = make_request(1, n=3)
+    transcript = Transcript(request.indexes)
+    transcript.take(token(0, 10))
+    transcript.take(token(2, 30))
+    transcript.drop(1)
+    resumed = transcript.next_attempt(request)
+    assert (resumed.indexes, resumed.resumed_output_ids) == ((0, 2), ((10,), (30,)))
+    less = without_output(resumed, 0)
+    assert (less.indexes, less.resumed_output_ids) == ((2,), ((30,),))
+
+
+def test_an_output_can_leave_a_request_that_has_generated_nothing() -> None:
+    less = without_output(make_request(1, n=2), 1)
+    assert (less.indexes, less.resumed_output_ids) == ((0,), ())

@@ -190,6 +190,19 @@ def test_deltas_of_unknown_aborted_finished_and_stale_outputs_are_dropped(stream
     assert streams.receive(frame) == [last, token(2, 22, index=1)]
 
 
+def test_an_aborted_output_brings_nothing_more_and_the_last_one_ends_the_request(
+    streams: ReplicaStreams,
+) -> None:
+    streams.submit(make_request(1, n=2))
+    streams.abort(1, 1)
+    streams.abort(1, 1)
+    assert streams.num_outputs == 1
+    assert streams.receive(make_frame(1, token(1, 10), token(1, 11, index=1))) == [token(1, 10)]
+    streams.abort(1, 0)
+    assert streams.take_batch().commands[1:] == (Abort(1, 0, 1), Abort(1, 0))
+    assert streams.fail("lost") == []
+
+
 def test_failing_ends_every_open_output_once(streams: ReplicaStreams) -> None:
     streams.submit(make_request(1))
     streams.submit(make_request(2, attempt=1, n=3))

@@ -36,7 +36,7 @@ async def texts(app: App, path: str, body: dict[str, Any]) -> tuple[str, str, in
     return choice["text"], streamed, whole["usage"]["completion_tokens"]
 
 
-@pytest.mark.parametrize(("path", "asked"), [(TEXT, {"prompt": "x"}), (CHAT, HI)])
+@pytest.mark.parametrize(("path", "asked"), [(TEXT, {"prompt": "x"}), (TEXT, {"prompt": [5, 6]}), (CHAT, HI)])
 @pytest.mark.parametrize(("included", "text"), [(None, "a"), (False, "a"), (True, "abc")])
 async def test_the_stop_string_is_included_only_when_asked_for(
     app: App, backend: FakeBackend, path: str, asked: dict[str, Any], included: bool | None, text: str
@@ -44,6 +44,25 @@ async def test_the_stop_string_is_included_only_when_asked_for(
     backend.script = say_ids(A, B, C, A)
     body = asked | {"stop": "bc", "include_stop_str_in_output": included}
     assert await texts(app, path, body) == (text, text, 3)
+
+
+@pytest.mark.parametrize("included", [False, True])
+async def test_every_output_ends_at_its_own_stop_string(
+    app: App, backend: FakeBackend, included: bool
+) -> None:
+    def script(generation: FakeGeneration) -> None:
+        for index, ids in enumerate([(A, B, C, A), (B, C, A, A)]):
+            generation.push(ids, index=index)
+
+    backend.script = script
+    body = {"prompt": "x", "n": 2, "stop": "bc", "include_stop_str_in_output": included}
+    whole = (await call(app, TEXT, body)).json
+    tail = "bc" * included
+    assert [choice["text"] for choice in whole["choices"]] == ["a" + tail, tail]
+    assert whole["usage"]["completion_tokens"] == 3 + 2
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    assert (await call(app, TEXT, body | options)).events[-1]["usage"] == whole["usage"]
+    assert [generation.aborted_outputs for generation in backend.generations] == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize(
