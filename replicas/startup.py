@@ -30,6 +30,7 @@ from replicas.model_digest import files_digest
 from replicas.model_profile import kv_budget, measure_memory
 from replicas.model_source import ModelFiles, locate
 from replicas.probe import probe
+from replicas.process_memory import return_memory
 from replicas.progress import Progress, silent
 from replicas.runner import TorchRunner
 from replicas.runner_ahead import AheadRunner
@@ -74,6 +75,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     resolved = _size(config, model, backend_class)
 
     adapted = adapt(model, config.quantization, numerics, files.folder, resolved.max_model_len, progress)
+    return_memory(files.weights)
     progress("warming up", None)
     spec = KVPoolSpec(
         needs=model.needs,
