@@ -1,15 +1,16 @@
 """Who asks: from request headers to a Caller."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.errors import ApiError
+from router.errors import ApiError, bad_value
 from router.keys import bearer, key_id, matches, unauthorized
 from router.tenants import DEFAULT_TIERS, Catalogue, KeyRecord, Tenant, Tier, levels, local_tenant
 
 NOT_READY_RETRY_AFTER_S: Final = 2
 LOCAL_TENANT: Final = local_tenant(DEFAULT_TIERS)
+DEFAULT_LEVELS: Final = frozenset(levels(DEFAULT_TIERS).values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +18,26 @@ class Caller:
     """What a request may do, derived from its headers alone."""
 
     tier: int = 0
-    """Level of its tier; smaller = sooner. A request's own `priority` can only add to it."""
+    """Level of its tier; smaller = sooner."""
     cache_salt: str = ""
     """Prefix blocks are shared only between callers of equal salt."""
     tenant: Tenant = LOCAL_TENANT
     key_id: str = ""
     """The public part of its key."""
+    levels: Collection[int] = DEFAULT_LEVELS
+    """Of all tiers there are."""
+
+    def level_for(self, priority: int | None) -> int:
+        """Return the level at which a request runs that names this one: never a sooner one than its tier's.
+
+        Raises ApiError 400 when no tier has it.
+        """
+        if priority is None:
+            return self.tier
+        if priority not in self.levels:
+            known = ", ".join(map(str, sorted(self.levels)))
+            raise bad_value("priority", f"priority must be the level of a tier: {known}")
+        return max(self.tier, priority)
 
     def may_use(self, model: str) -> bool:
         return self.tenant.models is None or model in self.tenant.models
@@ -46,7 +61,8 @@ def anybody(headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG001 - an Iden
 def everybody(tiers: Sequence[Tier]) -> Identify:
     """Return the Identify of a server without keys: one tenant, the soonest tier."""
     tenant = local_tenant(tiers)
-    caller = Caller(tier=levels(tiers)[tenant.tier], tenant=tenant)
+    known = levels(tiers)
+    caller = Caller(tier=known[tenant.tier], tenant=tenant, levels=frozenset(known.values()))
     return lambda _headers: caller
 
 
@@ -94,4 +110,10 @@ class KeyedCallers:
     def _caller(self, tenant: Tenant, key: str) -> Caller:
         # Tenant names cannot be empty: no salt of a tenant is the shared one.
         salt = "" if tenant.cache == "shared" else tenant.name
-        return Caller(tier=self._levels[tenant.tier], cache_salt=salt, tenant=tenant, key_id=key)
+        return Caller(
+            tier=self._levels[tenant.tier],
+            cache_salt=salt,
+            tenant=tenant,
+            key_id=key,
+            levels=self._levels.values(),
+        )

@@ -80,10 +80,11 @@ class Completions:
 
     async def _answer(self, exchange: Exchange, caller: Caller, asked: Prepared, card: ModelCard) -> None:
         exchange.record.model = card.name
+        level = exchange.record.level = caller.level_for(asked.body.priority)
         max_tokens = [max_tokens_for(asked.body, len(i), card, asked.param) for i in asked.prompts]
         reservation = await self._reserve(exchange, caller, asked, max_tokens)
         try:
-            answer = await self._start(exchange, caller, asked, max_tokens)
+            answer = await self._start(exchange, caller, level, asked, max_tokens)
             try:
                 exchange.watch(answer.abandon)
                 await self._write(exchange, answer, asked, card)
@@ -105,7 +106,6 @@ class Completions:
         """Reserve what the request may use at most. Raises ApiError 400, 429, 503."""
         body, record = asked.body, exchange.record
         record.stream = bool(body.stream)
-        record.level = max(caller.tier, body.priority or 0)
         most = sum(map(len, asked.prompts)) + num_outputs(body) * sum(max_tokens)
         try:
             return await self.limits.reserve(caller.tenant, most)
@@ -123,7 +123,7 @@ class Completions:
             await write_whole(exchange, answer, form)
 
     async def _start(
-        self, exchange: Exchange, caller: Caller, asked: Prepared, max_tokens: list[int]
+        self, exchange: Exchange, caller: Caller, level: int, asked: Prepared, max_tokens: list[int]
     ) -> Answer:
         """Start every prompt, or none. Raises ApiError, NoReplicaError."""
         body = asked.body
@@ -142,7 +142,7 @@ class Completions:
                         grammar=asked.grammar,
                     ),
                     n=num_generated,
-                    tier=max(caller.tier, body.priority or 0),
+                    tier=level,
                     cache_salt=caller.cache_salt,
                     trace_id=exchange.request_id,
                     tenant=caller.tenant.name,

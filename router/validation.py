@@ -26,7 +26,6 @@ MAX_CHOICES: Final = 1024
 MAX_STOP_CHARS: Final = 1024
 MAX_TOP_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
-LOWEST_TIER: Final = 2
 MIN_SEED: Final = -(2**63)
 MAX_SEED: Final = 2**63 - 1
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -42,7 +41,6 @@ _RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("frequency_penalty", -2, 2),
     # Outside of these a float32 logit can become infinite, and a row of NaN probabilities follows.
     ("repetition_penalty", 0.01, 100),
-    ("priority", 0, LOWEST_TIER),
 )
 
 

@@ -124,6 +124,13 @@ def test_without_keys_everybody_is_one_tenant_of_the_soonest_tier() -> None:
     assert (caller.tier, caller.tenant.name, caller.tenant.tier) == (3, "local", "fast")
 
 
+def test_a_priority_is_the_level_of_a_tier_and_only_lowers() -> None:
+    caller = callers()(bearer(KEY))
+    assert [caller.level_for(priority) for priority in (None, 0, 1, 2)] == [1, 1, 1, 2]
+    with pytest.raises(ApiError, match="0, 1, 2"):
+        caller.level_for(3)
+
+
 def test_another_pepper_makes_another_hash() -> None:
     assert matches(KEY, hash_key(KEY, PEPPER), PEPPER)
     assert not matches(KEY, hash_key(KEY, PEPPER), b"another pepper of the tests")

@@ -8,8 +8,9 @@ import pytest
 
 from replicas.api import FinishReason, TokenLogprobs
 from router.app import App, build_app
-from router.callers import Caller
+from router.callers import Caller, everybody
 from router.errors import ApiError
+from router.tenants import Tier
 from router.text import TextCodec
 from tests.router.asgi_client import CHAT, HI, TEXT, begin, call
 from tests.router.fake_backend import CARD, FakeBackend, FakeGeneration
@@ -143,6 +144,7 @@ async def test_a_stop_string_of_one_output_leaves_the_others(app: App, backend: 
     generation.push([app_token(ord("a"))], index=1)
     generation.push([app_token(ord("b"))], index=1)
     body = (await run.finish()).json
+    assert generation.aborted_outputs == [0, 1]
     assert [choice["text"] for choice in body["choices"]] == ["", "a"]
     assert body["usage"]["completion_tokens"] == 3
     assert generation.aborted.is_set()
@@ -176,6 +178,18 @@ async def test_priority_can_only_lower(backend: FakeBackend, byte_level: TextCod
         await call(app, CHAT, HI | {"priority": priority})
     assert [g.tier for g in backend.generations] == [1, 1, 2]
     assert {g.cache_salt for g in backend.generations} == {"s"}
+
+
+@pytest.mark.parametrize("priority", [-1, 1, 3, 10**30])
+async def test_a_priority_that_no_tier_has_is_refused(
+    backend: FakeBackend, byte_level: TextCodec, priority: int
+) -> None:
+    tiers = (Tier(name="fast", level=0), Tier(name="slow", level=2))
+    app = build_app(backend, byte_level, identify=everybody(tiers))
+    refused = await call(app, CHAT, HI | {"priority": priority})
+    assert (refused.status, refused.error["param"]) == (400, "priority")
+    assert "0, 2" in refused.error["message"]
+    assert not backend.generations
 
 
 async def test_a_caller_that_is_refused_starts_nothing(backend: FakeBackend, byte_level: TextCodec) -> None:

@@ -50,8 +50,6 @@ def refusal(**fields: Any) -> ApiError:
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0),
-        ("priority", -1),
-        ("priority", 3),
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", ["a"] * 17),
