@@ -43,7 +43,8 @@ class OutputOptions:
     """A special token whose text is shown all the same: the one that opens tool calls."""
     echo: EchoedPrompt | None = None
     reports_prompt: bool = False
-    """The echoed tokens come with their logprobs."""
+    """The echoed tokens come with their logprobs, and so does a stop token: evaluation tools leave out the
+    last entry, because they take it for that of the one token they had to generate."""
     echo_only: bool = False
     """Nothing that is generated is shown or counted."""
 
@@ -160,6 +161,8 @@ class OutputText:
             if logprobs is not None:
                 self.logprob_sum += logprobs[i].logprob
             if i >= num_shown and not self._options.includes_stop:
+                if logprobs is not None and self._options.reports_prompt:
+                    self._entries.append(TokenEntry(token_id, self._base + self._num_chars, logprobs[i]))
                 break
             if logprobs is not None:
                 self._entries.append(TokenEntry(token_id, self._base + self._num_chars, logprobs[i]))
