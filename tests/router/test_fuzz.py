@@ -3,16 +3,17 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicas.api import FinishReason
+from replicas.api import FinishReason, TokenLogprobs
 from router.app import App, build_app
 from router.protocol import ChatBody, CompletionBody
 from router.text import TextCodec
 from tests.router.asgi_client import CHAT, TEXT, call
-from tests.router.fake_backend import FakeBackend, FakeGeneration
+from tests.router.fake_backend import CARD, FakeBackend, FakeGeneration
 from tests.router.tiny_tokenizers import app_token
 
 MAX_ERROR_BYTES = 2000
@@ -29,36 +30,116 @@ anything = st.recursive(
     ),
     max_leaves=8,
 )
-messages = st.lists(
-    st.fixed_dictionaries(
-        {
-            "role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]),
-            "content": st.text(max_size=8)
-            | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=4)})),
-        },
-        optional={"name": st.text(max_size=4), "refusal": st.none(), "tool_calls": st.just([])},
-    ),
-    max_size=3,
+calls = st.fixed_dictionaries(
+    {
+        "id": st.text(max_size=4),
+        "function": st.fixed_dictionaries(
+            {"name": st.sampled_from(["f", ""]), "arguments": st.sampled_from(["{}", '{"a": 1}', "{", "[]"])}
+        ),
+    },
+    optional={"type": st.sampled_from(["function", "other"])},
 )
+contents = st.text(max_size=8) | st.lists(
+    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=4)}), max_size=2
+)
+spoken = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "developer"]), "content": contents},
+    optional={"name": st.text(max_size=4), "refusal": st.none(), "tool_calls": st.just([])},
+)
+called = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": st.none() | contents, "tool_calls": st.lists(calls, max_size=2)}
+)
+answered = st.fixed_dictionaries(
+    {"role": st.just("tool"), "content": contents, "tool_call_id": st.text(max_size=4)}
+)
+messages: st.SearchStrategy[Any] = st.lists(spoken | called | answered, min_size=1, max_size=3)
 prompts = st.text(max_size=20) | st.lists(st.integers(-1, 330), max_size=5)
+flags = st.booleans()
+schemas = anything | st.sampled_from(
+    [
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"type": "array", "items": {"enum": ["x", 1, None]}, "maxItems": 3},
+        {"type": "strin"},
+        {"not": {}},
+        {"$ref": "#/nowhere"},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"pattern": "("},
+    ]
+)
+regexes = st.text("ab()[]*+?{}|\\019^$.,-", max_size=8) | st.sampled_from(["[a-z]{3}", "(a{1000}){1000}"])
+grammars = st.text('start: |"a/\n', max_size=12) | st.sampled_from(
+    ['start: "a"', 'root ::= "a" [0-9]+', "start: b", "start: start", "start: " + "(" * 500]
+)
+choices = st.lists(st.text(max_size=4), max_size=3)
+formats = st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | st.fixed_dictionaries(
+    {
+        "type": st.just("json_schema"),
+        "json_schema": st.fixed_dictionaries(
+            {"name": st.sampled_from(["a", "a b"]), "schema": schemas}, optional={"strict": flags}
+        ),
+    }
+)
+functions = st.fixed_dictionaries(
+    {"name": st.sampled_from(["f", "g", "f g", ""])},
+    optional={"parameters": schemas, "strict": flags, "description": st.text(max_size=4)},
+)
 plausible: dict[str, st.SearchStrategy[Any]] = {
     "model": st.sampled_from(["tiny", "tiny", "other"]),
-    "stream": st.booleans(),
+    "stream": flags,
+    "stream_options": st.fixed_dictionaries(
+        {}, optional={"include_usage": flags, "continuous_usage_stats": flags, "include_obfuscation": flags}
+    ),
     "n": st.integers(-1, 4),
+    "best_of": st.integers(-1, 4),
     "max_tokens": st.integers(-1, 300),
+    "max_completion_tokens": st.integers(-1, 300),
     "min_tokens": st.integers(-1, 20),
     "temperature": st.floats(-0.5, 2.5),
     "top_p": st.floats(0, 1),
     "top_k": st.integers(-2, 400),
+    "min_p": st.floats(-0.1, 1.1),
     "seed": st.integers(-(2**65), 2**65),
     "stop": st.text(max_size=3) | st.lists(st.text("ab", max_size=3), max_size=18),
     "stop_token_ids": st.lists(st.integers(-1, 330), max_size=4),
+    "include_stop_str_in_output": flags,
+    "ignore_eos": flags,
+    "skip_special_tokens": flags,
+    "add_special_tokens": flags,
     "logit_bias": st.dictionaries(st.integers(-1, 330).map(str), st.floats(-110, 110), max_size=3),
-    "logprobs": st.booleans() | st.integers(-1, 6),
+    "logprobs": flags | st.integers(-1, 6),
     "top_logprobs": st.integers(-1, 21),
+    "presence_penalty": st.floats(-3, 3),
+    "frequency_penalty": st.floats(-3, 3),
     "repetition_penalty": st.floats(0, 200),
     "priority": st.integers(-1, 4),
+    "user": st.text(max_size=4),
     "metadata": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+    "echo": flags,
+    "suffix": st.sampled_from(["", None]),
+    "response_format": formats,
+    "structured_outputs": st.fixed_dictionaries(
+        {},
+        optional={
+            "json": schemas,
+            "regex": regexes,
+            "choice": choices,
+            "grammar": grammars,
+            "json_object": flags,
+        },
+    ),
+    "guided_json": schemas,
+    "guided_regex": regexes,
+    "guided_choice": choices,
+    "guided_grammar": grammars,
+    "tools": st.lists(
+        st.fixed_dictionaries({"type": st.just("function"), "function": functions}), max_size=2
+    ),
+    "tool_choice": st.sampled_from(["none", "auto", "required", "other"])
+    | st.sampled_from(["f", "nobody"]).map(lambda name: {"type": "function", "function": {"name": name}}),
+    "parallel_tool_calls": flags,
+    "add_generation_prompt": flags,
+    "continue_final_message": flags,
+    "chat_template_kwargs": st.dictionaries(words | st.text(max_size=4), scalars, max_size=2),
 }
 
 
@@ -79,37 +160,51 @@ text_bodies = bodies(CompletionBody.__struct_fields__, "prompt", prompts)
 
 
 def answer_at_once(generation: FakeGeneration) -> None:
+    """Say "a", with the logprobs asked for, and end with the first stop token there is."""
+    sampling = generation.sampling
+    ids = [app_token(ord("a")), *sampling.stop_token_ids[:1]]
+    prompt = [TokenLogprobs(-1.0)] * (len(generation.prompt_ids) - 1)
     for index in range(generation.n):
-        generation.push([app_token(ord("a"))], index=index)
-        generation.push(index=index, finish=FinishReason.LENGTH)
+        generation.push(
+            ids,
+            index=index,
+            finish=FinishReason.STOP if sampling.stop_token_ids else FinishReason.LENGTH,
+            stop_token_id=ids[1] if sampling.stop_token_ids else None,
+            logprobs=None if sampling.logprobs is None else [TokenLogprobs(-1.0)] * len(ids),
+            prompt_logprobs=None if sampling.prompt_logprobs is None else prompt,
+        )
 
 
 @pytest.fixture(scope="module")
 def app(byte_level: TextCodec) -> App:
-    return build_app(FakeBackend(answer_at_once), byte_level)
+    roomy = msgspec.structs.replace(CARD, max_model_len=4096)
+    return build_app(FakeBackend(answer_at_once, roomy), byte_level)
 
 
 async def check(app: App, path: str, body: bytes) -> None:
     done = await call(app, path, body)
     assert done.complete
     if done.status == 200:
-        assert done.raw
+        is_stream = done.response_headers["content-type"].startswith("text/event-stream")
+        assert done.events if is_stream else done.json["choices"]
         return
     assert done.status in (400, 404, 413)
     assert done.error["message"]
     assert len(done.raw) < MAX_ERROR_BYTES
 
 
-often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+most = settings(QUIET, max_examples=900)
+often = settings(QUIET, max_examples=200)
 
 
-@often
+@most
 @given(body=chat_bodies)
 async def test_any_chat_body(app: App, body: Any) -> None:
     await check(app, CHAT, json.dumps(body).encode())
 
 
-@often
+@most
 @given(body=text_bodies)
 async def test_any_completion_body(app: App, body: Any) -> None:
     await check(app, TEXT, json.dumps(body).encode())
