@@ -223,6 +223,9 @@ class Point(pydantic.BaseModel):
     label: str | None = None
 
 
+CALL = '<tool_call>\n{"name": "Point", "arguments": {"x": 3, "label": null}}\n</tool_call>'
+
+
 async def test_the_openai_client_parses_a_model(server: Server, client: openai.AsyncOpenAI, say: Any) -> None:
     server.backend.script = say('{"x": 3, "label": "p"}')
     answer = await client.chat.completions.parse(
@@ -237,9 +240,7 @@ async def test_the_openai_client_parses_tool_calls(
 ) -> None:
     assert server.backend.card is not None
     server.backend.card = msgspec.structs.replace(server.backend.card, max_model_len=4096)
-    server.backend.script = say(
-        '<tool_call>\n{"name": "Point", "arguments": {"x": 3, "label": null}}\n</tool_call>'
-    )
+    server.backend.script = say(CALL)
     tool = openai.pydantic_function_tool(Point)
     messages: Any = [{"role": "user", "content": "hi"}]
     answer = await client.chat.completions.parse(model="tiny", messages=messages, tools=[tool])
@@ -270,3 +271,37 @@ async def test_the_synchronous_openai_client_streams(server: Server, say: Any) -
             return "".join(chunk.choices[0].text for chunk in chunks)
 
     assert await asyncio.to_thread(stream) == "abc"
+
+
+async def test_the_synchronous_openai_client_chats_and_calls_tools(server: Server, say: Any) -> None:
+    """A whole round: the model calls, the client answers with the message it got, the model speaks."""
+    backend = server.backend
+    assert backend.card is not None
+    backend.card = msgspec.structs.replace(backend.card, max_model_len=4096)
+    tool: Any = openai.pydantic_function_tool(Point)
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+
+    def ask(client: openai.OpenAI, said: str, **fields: Any) -> Any:
+        backend.script = say(said)
+        return client.chat.completions.create(model="tiny", messages=messages, tools=[tool], **fields)
+
+    def converse() -> tuple[Any, Any, str]:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:
+            called = ask(client, CALL).choices[0]
+            [asked] = called.message.tool_calls
+            messages.append(called.message)
+            messages.append({"role": "tool", "tool_call_id": asked.id, "content": "done"})
+            spoken = ask(client, "well", tool_choice="auto").choices[0]
+            chunks = ask(client, CALL, stream=True, tool_choice="required")
+            deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+            streamed = "".join(
+                call.function.arguments or "" for delta in deltas for call in delta.tool_calls or ()
+            )
+            return called, spoken, streamed
+
+    called, spoken, streamed = await asyncio.to_thread(converse)
+    assert called.finish_reason == "tool_calls"
+    assert json.loads(called.message.tool_calls[0].function.arguments) == {"x": 3, "label": None}
+    assert (spoken.finish_reason, spoken.message.content) == ("stop", "well")
+    assert json.loads(streamed) == {"x": 3, "label": None}
+    assert backend.generations[-1].sampling.grammar

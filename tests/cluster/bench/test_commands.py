@@ -3,7 +3,7 @@ from types import ModuleType
 
 import pytest
 
-from cluster.bench import kv, scheduler
+from cluster.bench import kv, router, scheduler
 
 
 def run(module: ModuleType, *arguments: str) -> dict[str, object]:
@@ -31,3 +31,13 @@ def test_kv_blocks_hold_at_least_96_percent_live_tokens() -> None:
     assert 0.96 <= utilisation <= 1.0
     assert report["max_concurrent_contiguous"] == 34
     assert paged > 2 * 34
+
+
+def test_router_bench_reports_cost_per_request_and_token_and_the_longest_hold_up() -> None:
+    report = run(router, "--requests", "2", "--streams", "1")
+    for key in ("request_cpu_us_1k_prompt", "token_cpu_us", "loop_block_ms_max"):
+        value = report[key]
+        assert isinstance(value, float)
+        assert value > 0
+    assert isinstance(held := report["loop_block_ms"], dict)
+    assert held.keys() == {"one_text", "token_ids", "messages", "escapes"}
