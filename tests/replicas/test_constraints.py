@@ -214,6 +214,21 @@ def test_random_models_speak_the_grammar_whatever_happens_to_them(
         assert value["b"] in ("x", "y")
 
 
+def test_a_budget_that_ends_within_the_form_ends_with_length(
+    opened: OpenedRunner, tokenizer: Tokenizer
+) -> None:
+    built, _ = engine(opened)
+    sampling = SamplingParams(max_tokens=3, grammar=OBJECT, temperature=1.5)
+    built.add(GenerateRequest(request_id=0, prompt_ids=(5, 6, 7), sampling=sampling), "")
+    collected = run_until_idle(built, Collected())
+    assert collected.finished[0, 0] is FinishReason.LENGTH
+    assert not collected.errors
+    text = tokenizer.decode(collected.tokens[0, 0])
+    assert text.startswith("{")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(text)
+
+
 def test_a_grammar_that_fails_fails_alone(opened: OpenedRunner) -> None:
     built, _ = engine(opened)
     built.add(asked(0, "("), "")

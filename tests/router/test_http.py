@@ -73,3 +73,18 @@ async def test_two_live_requests_with_one_id_are_independent(app: App, backend: 
     two.push([app_token(ord("b"))])
     two.stop()
     assert (await second.finish()).json["choices"][0]["message"]["content"] == "b"
+
+
+async def test_an_id_may_be_used_again_right_after_a_hang_up(app: App, backend: FakeBackend) -> None:
+    headers = {"x-request-id": "same"}
+    first = begin(app, CHAT, HI, headers=headers)
+    one = await backend.started()
+    first.hang_up()
+    second = begin(app, CHAT, HI, headers=headers)
+    two = await backend.started()
+    await first.finish()
+    assert one.aborted.is_set()
+    two.stop()
+    done = await second.finish()
+    assert (done.status, done.response_headers["x-request-id"]) == (200, "same")
+    assert not two.aborted.is_set()
