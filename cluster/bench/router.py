@@ -148,8 +148,11 @@ def _large_bodies() -> dict[str, tuple[str, bytes]]:
 
 async def _cpu_us(app: App, path: str, body: bytes) -> float:
     started = time.process_time()
-    await _call(app, path, body)
-    return (time.process_time() - started) * 1e6
+    status = await _call(app, path, body)
+    took_s = time.process_time() - started
+    if status != 200:
+        raise RuntimeError(f"{path} answered {status}: a refusal is no measure of an answer")
+    return took_s * 1e6
 
 
 async def _held_up_ms(app: App, path: str, body: bytes) -> float:
@@ -167,12 +170,20 @@ async def _held_up_ms(app: App, path: str, body: bytes) -> float:
     return longest * 1e3
 
 
-async def _call(app: App, path: str, body: bytes) -> None:
+async def _call(app: App, path: str, body: bytes) -> int:
+    """Make a request; return the status of its answer."""
+    status = 0
+
+    async def send(message: Any) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
     incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-    await app(scope, incoming.get, _ignore)
+    await app(scope, incoming.get, send)
+    return status
 
 
 async def _ignore(_: Any) -> None:
