@@ -18,6 +18,9 @@ The rules that keep two parties in step over an unreliable carrier (ARCHITECTURE
   Nothing is lost or doubled by a broken subscription.
 * A delta names the attempt and output index it belongs to; those of ended requests and stale attempts
   are dropped at both ends.
+* A router may ask for a request back (Withdraw). The replica alone decides, in the order of its frames:
+  either nothing of the attempt has run, and its outputs finish with `abort` and no token, or all of it runs
+  on. So what was taken back never comes twice.
 * A subscription is a lease: every command batch renews it. The router acknowledges frame numbers; a
   replica that runs ahead by too many frames coalesces, and by too many seconds ends the epoch.
 """
@@ -60,6 +63,7 @@ class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    """On the wire: taken back by Withdraw before anything of it ran."""
     ERROR = "error"
 
 
@@ -293,6 +297,16 @@ class Abort(msgspec.Struct, frozen=True, tag="a", array_like=True, omit_defaults
     """End this output only, if it is open; None = all of them."""
 
 
+class Withdraw(msgspec.Struct, frozen=True, tag="w", array_like=True):
+    """Give a request back if no output of it has started: then each ends with `abort`. Else ignored."""
+
+    request_id: int
+    attempt: int
+
+
+Command = Submit | Abort | Withdraw
+
+
 class CommandBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All commands of one router loop tick for one replica. Empty = a ping."""
 
@@ -301,7 +315,7 @@ class CommandBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Ascending per router and replica, across restarts of the router too; a higher one ends the lower."""
     first_number: int
     """Number of the first command; for a ping, of the command that would come next."""
-    commands: tuple[Submit | Abort, ...] = ()
+    commands: tuple[Command, ...] = ()
     acked_frame: int = 0
     """The highest frame number that arrived with all before it."""
     demand: tuple[TierDemand, ...] = ()
@@ -348,3 +362,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_num_seqs: int
     replica_epoch: int
+    takes_seats: bool = True
+    """A better tier takes seats from running sequences of a worse one."""

@@ -88,6 +88,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunked_prefill: bool = True
     preemption: bool = True
 
+    @property
+    def takes_seats(self) -> bool:
+        """Whether a better tier may take seats and blocks from running sequences of a worse one."""
+        return self.preemption and self.batching == "continuous"
+
 
 def resolve(config: EngineConfig, shape: ModelShape, kv_bytes: int) -> ResolvedConfig:
     """Complete `config` for a model of this shape and `kv_bytes` of memory for its KV pool.

@@ -85,7 +85,7 @@ class Engine:
         return Capacity(
             max_num_seqs=config.max_num_seqs,
             block_size=config.block_size,
-            takes_seats=config.preemption and is_continuous,
+            takes_seats=config.takes_seats,
             # A static batch starts as a whole: its successor must be here when it ends.
             look_ahead=None if is_continuous else config.max_num_seqs,
         )
@@ -105,6 +105,10 @@ class Engine:
         """End a request, or one output, without a delta. Unknown ones are ignored: they may have finished."""
         if self.scheduler.abort(owner, request_id, self._clock(), index):
             self.counters.aborted += 1
+
+    def withdraw(self, owner: str, request_id: int) -> bool:
+        """End a request without a delta if nothing of it has run. False if it has, or is unknown."""
+        return self.scheduler.withdraw(owner, request_id, self._clock())
 
     def step(self) -> Outputs:
         """Run one step; returns the deltas by owner. Empty when there was nothing to run."""

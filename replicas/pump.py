@@ -29,7 +29,7 @@ from replicas.api import (
 from replicas.engine import Engine
 from replicas.errors import RequestError
 from replicas.scheduler import Outputs
-from replicas.sessions import AddRequest, Effects, EngineCommand, Sessions
+from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, WithdrawRequest
 
 EXPIRE_INTERVAL_S: Final = 0.25
 IDLE_CHECK_S: Final = 1.0
@@ -205,18 +205,21 @@ class EnginePump:
                 self._wait_for_work()
 
     def _take_commands(self) -> Outputs:
-        """Apply what the routers want; returns deltas for requests that were refused."""
-        refused: Outputs = {}
+        """Apply what the routers want; returns deltas for requests that were refused or withdrawn."""
+        ended: Outputs = {}
         while self._commands:
             command = self._commands.popleft()
-            if not isinstance(command, AddRequest):
+            if isinstance(command, AbortRequest):
                 self.engine.abort(command.owner, command.request_id, command.index)
-                continue
-            try:
-                self.engine.add(command.request, command.owner)
-            except RequestError as error:
-                refused.setdefault(command.owner, []).extend(_refusal(command.request, str(error)))
-        return refused
+            elif isinstance(command, WithdrawRequest):
+                if self.engine.withdraw(command.owner, command.request_id):
+                    ended.setdefault(command.owner, []).extend(withdrawal(command))
+            else:
+                try:
+                    self.engine.add(command.request, command.owner)
+                except RequestError as error:
+                    ended.setdefault(command.owner, []).extend(_refusal(command.request, str(error)))
+        return ended
 
     def _wait_for_work(self) -> None:
         """Sleep until a command comes; check the books when the engine has been idle for a while."""
@@ -255,6 +258,12 @@ class EnginePump:
         with self._lock:
             if self._subscriptions.pop(key, None) is not None:
                 self._sessions.unsubscribe(key)
+
+
+def withdrawal(command: WithdrawRequest) -> list[TokenDelta]:
+    """The last deltas of a request that was withdrawn."""
+    request_id, attempt = command.request_id, command.attempt
+    return [TokenDelta(request_id, attempt, index, [], FinishReason.ABORT) for index in command.indexes]
 
 
 def _refusal(request: GenerateRequest, reason: str) -> list[TokenDelta]:

@@ -101,6 +101,14 @@ class Scheduler:
         self._drop_finished()
         return True
 
+    def withdraw(self, owner: str, request_id: int, now: float) -> bool:
+        """End a request of which no sequence has run; no delta follows. False if one has, or none is here."""
+        unstarted = (SequenceStatus.WAITING, SequenceStatus.HELD)
+        group = self._requests.get((owner, request_id), [])
+        if any(s.status not in unstarted or s.num_preemptions for s in group):
+            return False
+        return self.abort(owner, request_id, now)
+
     def __contains__(self, key: tuple[str, int]) -> bool:
         return key in self._requests
 
@@ -355,7 +363,7 @@ class Scheduler:
 
     @property
     def _may_preempt(self) -> bool:
-        return self.config.preemption and self.config.batching == "continuous"
+        return self.config.takes_seats
 
     def _num_blocks_missing(self, sequence: Sequence, match: PrefixMatch, others: list[Sequence]) -> int:
         """Free blocks that must exist before `sequence` starts beside `others`."""

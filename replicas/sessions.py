@@ -25,6 +25,7 @@ from replicas.api import (
     MAX_UNACKED_S,
     Abort,
     BatchReply,
+    Command,
     CommandBatch,
     Credits,
     GenerateRequest,
@@ -32,6 +33,7 @@ from replicas.api import (
     Submit,
     Subscribe,
     TokenDelta,
+    Withdraw,
 )
 from replicas.credits import Account, Capacity, CreditBook
 from replicas.frames import FrameWindow
@@ -62,7 +64,17 @@ class AbortRequest:
     """Output index; None = all."""
 
 
-EngineCommand = AddRequest | AbortRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawRequest:
+    """For the engine: drop this request if it has not started, and finish its outputs with `abort`."""
+
+    owner: str
+    request_id: int
+    attempt: int
+    indexes: tuple[int, ...]
+
+
+EngineCommand = AddRequest | AbortRequest | WithdrawRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +129,7 @@ class _Session:
         self.granted = 0
         """Outputs granted with the last message."""
         self._credit_book = credit_book
-        self._early: dict[int, Submit | Abort] = {}
+        self._early: dict[int, Command] = {}
         self._closed = Tombstones[int](max_entries=MAX_TOMBSTONES, max_age_s=TOMBSTONE_S)
 
     def apply(self, batch: CommandBatch, now: float) -> list[EngineCommand]:
@@ -132,8 +144,10 @@ class _Session:
             if isinstance(command, Submit):
                 self._credit_book.submitted(self.account, command.request)
                 commands += self._submit(command.request, now)
-            else:
+            elif isinstance(command, Abort):
                 commands += self._abort(command, now)
+            else:
+                commands += self._withdraw(command)
         return commands
 
     def _submit(self, request: GenerateRequest, now: float) -> list[EngineCommand]:
@@ -177,6 +191,15 @@ class _Session:
         if not request.indexes:
             del self.open[request_id]
             self._closed.bury(request_id, request.attempt, now)
+
+    def _withdraw(self, withdraw: Withdraw) -> list[EngineCommand]:
+        """Pass it on: only the engine knows what has started, and its deltas close what has not."""
+        request_id, attempt = withdraw.request_id, withdraw.attempt
+        running = self.open.get(request_id)
+        if running is None or running.attempt != attempt:
+            return []
+        indexes = tuple(sorted(running.indexes))
+        return [WithdrawRequest(owner=self.owner, request_id=request_id, attempt=attempt, indexes=indexes)]
 
     def keep_wanted(self, deltas: list[TokenDelta], now: float) -> list[TokenDelta]:
         """Drop deltas of outputs that are not open, and close the outputs that finish."""

@@ -205,4 +205,5 @@ def _card(files: ModelFiles, model: LoadedModel, resolved: ResolvedConfig, finge
         block_size=resolved.block_size,
         max_num_seqs=resolved.max_num_seqs,
         replica_epoch=int.from_bytes(os.urandom(6)) + 1,
+        takes_seats=resolved.takes_seats,
     )

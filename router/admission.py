@@ -32,6 +32,8 @@ class Admit:
 
     predicted_wait_s: float | None
     """Before its own prompt is computed; None = not known yet."""
+    predicted_ttft_s: float | None
+    """Until its first token; None = not known yet."""
     queue_ttl_s: float
     """How long it may wait."""
 
@@ -83,6 +85,8 @@ class Ahead:
     """Prompt tokens that wait in this router, all tiers."""
     has_room: bool
     """Some replica has room for its tier now."""
+    num_prompt_tokens: int
+    """Its own, which the time to its first token includes."""
 
 
 class Admission:
@@ -100,9 +104,12 @@ class Admission:
         settings = self._tiers.get(tier)
         ttl_s = DEFAULT_TTL_S if settings is None else settings.queue_ttl_s
         max_queue = DEFAULT_QUEUE if settings is None else settings.max_queue
+        loads = tuple(loads)
+        own_s = _own_prompt_s(loads, ahead.num_prompt_tokens)
         if ahead.has_room:
             # A free seat serves it whatever the books say.
-            return Admit(predicted_wait_s=0.0, queue_ttl_s=ttl_s)
+            ahead_s = min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
+            return Admit(predicted_wait_s=0.0, predicted_ttft_s=_sum(ahead_s, own_s), queue_ttl_s=ttl_s)
         wait_s = self.predict_wait_s(tier, ahead, loads, now)
         if ahead.num_requests >= max_queue:
             return self._reject(tier, "queue_full", "too many requests are waiting", wait_s, ttl_s)
@@ -114,7 +121,7 @@ class Admission:
         if wait_s is not None and wait_s > limit_s and self._draw.random() >= EXPLORATION:
             message = f"the wait would be longer than the {limit_s:g} s allowed for this tier"
             return self._reject(tier, "predicted_wait", message, wait_s, limit_s)
-        return Admit(predicted_wait_s=wait_s, queue_ttl_s=ttl_s)
+        return Admit(predicted_wait_s=wait_s, predicted_ttft_s=_sum(wait_s, own_s), queue_ttl_s=ttl_s)
 
     def expired(self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float) -> Reject:
         """Refuse a request that has waited as long as it may."""
@@ -147,3 +154,17 @@ def _prompts_ahead_s(load: ReplicaLoad, tier: int) -> float:
         return step_s
     tokens = sum(entry.queued_tokens for entry in load.tiers if entry.tier <= tier)
     return step_s + tokens / load.prefill_tokens_per_s
+
+
+def _own_prompt_s(loads: Iterable[ReplicaLoad], num_tokens: int) -> float | None:
+    """Time to compute a prompt and sample its first token, uncached; None = not known yet."""
+    times = [
+        load.step_ms / 1e3 + num_tokens / load.prefill_tokens_per_s
+        for load in loads
+        if load.prefill_tokens_per_s
+    ]
+    return min(times, default=None)
+
+
+def _sum(first_s: float | None, second_s: float | None) -> float | None:
+    return None if first_s is None or second_s is None else first_s + second_s

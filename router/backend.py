@@ -8,6 +8,7 @@ from random import Random
 from typing import Final
 
 from replicas.api import (
+    FinishReason,
     GenerateRequest,
     ModelCard,
     ReplicaLoad,
@@ -60,6 +61,8 @@ class ReplicaBackend:
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._generations: dict[int, ReplicaGeneration] = {}
+        self._unstarted: dict[int, ReplicaGeneration] = {}
+        """Sent to a replica that has sent nothing of this attempt yet; the latest last."""
         tiers = tuple(tiers)
         self._admission = Admission(tiers, draw)
         self._dispatcher = Dispatcher({tier.level: tier.aging_s for tier in tiers})
@@ -95,6 +98,11 @@ class ReplicaBackend:
         """Requests in flight."""
         return len(self._generations)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait in this router."""
+        return len(self._dispatcher)
+
     def ready(self) -> bool:
         """Whether a request could start now."""
         return self.card is not None
@@ -121,7 +129,9 @@ class ReplicaBackend:
     ) -> ReplicaGeneration:
         if not self.ready():
             raise NoReplicaError("no replica can serve now")
-        decision = self._admission.decide(tier, self._ahead(tier), self.loads().values(), self._now())
+        decision = self._admission.decide(
+            tier, self._ahead(tier, len(prompt_ids)), self.loads().values(), self._now()
+        )
         if isinstance(decision, Reject):
             raise overloaded(decision.message, code=decision.reason, retry_after_s=decision.retry_after_s)
         request = GenerateRequest(
@@ -135,6 +145,7 @@ class ReplicaBackend:
         )
         client = Client(tenant=tenant, weight=weight, hashes=prefix_hashes(prompt_ids, cache_salt))
         generation = ReplicaGeneration(request, client, self._forget)
+        generation.predicted_ttft_s = decision.predicted_ttft_s
         self._generations[request.request_id] = generation
         waiting = self._waiting(generation)
         self._dispatcher.add(waiting)
@@ -148,10 +159,10 @@ class ReplicaBackend:
         if self._generations.pop(request_id, None) is None:
             return
         self._stop_waiting(request_id)
+        self._unstarted.pop(request_id, None)
         if generation.connection is not None:
             generation.connection.abort(request_id)
-            if not generation.has_begun and not generation.request.attempt:
-                self._charge(generation, -len(generation.request.prompt_ids))
+        self._refund_unbegun(generation)
         self._dispatch_soon()
 
     # Waiting
@@ -159,13 +170,14 @@ class ReplicaBackend:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _ahead(self, tier: int) -> Ahead:
+    def _ahead(self, tier: int, num_prompt_tokens: int) -> Ahead:
         rooms = (connection.room(tier) for connection in self._connections.values())
         return Ahead(
             num_outputs=self._dispatcher.num_ahead(tier),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
             has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
+            num_prompt_tokens=num_prompt_tokens,
         )
 
     def _waiting(self, generation: ReplicaGeneration) -> Waiting:
@@ -197,7 +209,8 @@ class ReplicaBackend:
         generation = self._generations[request_id]
         tier = generation.request.tier
         self._stop_waiting(request_id)
-        expired = self._admission.expired(tier, self._ahead(tier), self.loads().values(), self._now())
+        ahead = self._ahead(tier, len(generation.request.prompt_ids))
+        expired = self._admission.expired(tier, ahead, self.loads().values(), self._now())
         generation.refusal = overloaded(
             expired.message, code=expired.reason, retry_after_s=expired.retry_after_s
         )
@@ -207,13 +220,14 @@ class ReplicaBackend:
 
     def _dispatch_soon(self) -> None:
         """Dispatch in the next loop tick, once for all that happens in this one."""
-        if not self._will_dispatch and len(self._dispatcher):
+        if not self._will_dispatch and (len(self._dispatcher) or self._unstarted):
             self._will_dispatch = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         self._will_dispatch = False
         self._dispatcher.dispatch(self._now(), self._place)
+        self._withdraw_one()
         for connection in self._connections.values():
             connection.demand_changed()
 
@@ -225,7 +239,7 @@ class ReplicaBackend:
         generation = self._generations[waiting.key]
         request = generation.request
         is_impatient = waiting.is_impatient(self._now())
-        candidates = []
+        fitting = []
         has_seat = False
         for connection in self._connections.values():
             room = connection.room(request.tier)
@@ -239,9 +253,12 @@ class ReplicaBackend:
                 and room.num_blocks >= request.num_blocks(card.block_size)
             )
             if fits and generation.fingerprint in (None, card.fingerprint):
-                candidates.append(connection.as_candidate(generation.client.hashes))
-        if not candidates:
+                fitting.append(connection)
+        if not fitting:
             return Verdict.NO_ROOM if has_seat else Verdict.NO_SEAT
+        # Rather start cold than wait, or push somebody out, where the prompt is cached.
+        ready = [c for c in fitting if c.num_ready_seats >= request.num_outputs]
+        candidates = [c.as_candidate(generation.client.hashes) for c in ready or fitting]
         self._submit(generation, choose(candidates, self._draw), starved_s)
         return Verdict.PLACED
 
@@ -251,9 +268,51 @@ class ReplicaBackend:
         request_id = generation.request.request_id
         self._timers.pop(request_id).cancel()
         generation.send_to(connection, connection.card.fingerprint, starved_s)
+        generation.starving_since = self._now() - starved_s
         connection.submit(generation.request, generation.client.hashes)
-        if not generation.request.attempt:  # a loss is not the tenant's doing
-            self._charge(generation, len(generation.request.prompt_ids))
+        self._unstarted[request_id] = generation
+        if not generation.has_begun:  # a loss later on is not the tenant's doing
+            generation.num_refundable = len(generation.request.prompt_ids)
+            self._charge(generation, generation.num_refundable)
+
+    # Taking back
+
+    def _withdraw_one(self) -> None:
+        """Ask for a request back that waits where it should not; one at a time, for the answer changes
+        what there is to ask for."""
+        if any(generation.is_withdrawn for generation in self._unstarted.values()):
+            return
+        for generation in reversed(self._unstarted.values()):  # the latest waits, if any does
+            request, connection = generation.request, generation.connection
+            assert connection is not None, f"request {request.request_id} was sent nowhere"
+            if connection.draining or not connection.has_waiting(request.tier):
+                continue
+            card = connection.card
+            is_in_the_way = card is not None and not card.takes_seats
+            is_outranked = is_in_the_way and self._dispatcher.is_outranked(request.tier, request.waited_s)
+            if is_outranked or any(map(generation.could_start_on, self._connections.values())):
+                generation.is_withdrawn = True
+                connection.withdraw(request.request_id)
+                return
+
+    def _taken_back(self, generation: ReplicaGeneration) -> None:
+        """Queue a request again of which its replica says that it had not started."""
+        assert generation.connection is not None, "taken back from nowhere"
+        generation.connection.abort(generation.request.request_id)  # its other outputs
+        self._go_on_elsewhere(generation)
+        self._dispatcher.starves_since(generation.request.tier, generation.starving_since)
+        self._dispatch_soon()
+
+    # Fairness
+
+    def _refund(self, generation: ReplicaGeneration, num_tokens: int) -> None:
+        """Give back what was charged for prompt tokens that were not computed. The rest is owed for good."""
+        self._charge(generation, -min(num_tokens, generation.num_refundable))
+        generation.num_refundable = 0
+
+    def _refund_unbegun(self, generation: ReplicaGeneration) -> None:
+        if not generation.has_begun:
+            self._refund(generation, generation.num_refundable)
 
     def _charge(self, generation: ReplicaGeneration, num_input: int, num_output: int = 0) -> None:
         client = generation.client
@@ -295,8 +354,15 @@ class ReplicaBackend:
 
     def _deliver(self, delta: TokenDelta) -> None:
         generation = self._generations[delta.request_id]
-        num_refunded = 0 if generation.request.attempt else delta.num_cached_tokens or 0
-        self._charge(generation, -num_refunded, len(delta.token_ids))
+        if generation.request.attempt != delta.attempt:
+            return  # the first of its outputs that was taken back took the others along
+        if delta.finish_reason is FinishReason.ABORT:
+            self._taken_back(generation)
+            return
+        self._unstarted.pop(delta.request_id, None)
+        if delta.num_cached_tokens is not None:  # its other outputs find what the first one computed
+            self._refund(generation, delta.num_cached_tokens)
+        self._charge(generation, 0, len(delta.token_ids))
         generation.push(delta)
         if delta.finish_reason is not None:
             self._admission.drain_rate.note(self._now())
@@ -311,6 +377,7 @@ class ReplicaBackend:
         generation.num_losses += 1
         if self._is_closed or generation.num_losses >= MAX_LOSSES:
             del self._generations[delta.request_id]
+            self._unstarted.pop(delta.request_id, None)
             generation.fail(delta.error or "the replica of this request was lost")
             return
         self._go_on_elsewhere(generation)
@@ -322,26 +389,16 @@ class ReplicaBackend:
             return
         remaining = [g for g in self._generations.values() if g.connection is connection]
         for generation in remaining:
-            if self._could_move(generation):
+            if any(generation.fits(other) for other in self._connections.values()):
                 connection.abort(generation.request.request_id)
                 self._go_on_elsewhere(generation)
                 self._dispatch()
         if remaining:
             asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._move_from, connection)
 
-    def _could_move(self, generation: ReplicaGeneration) -> bool:
-        request = generation.request
-        for connection in self._connections.values():
-            room = connection.room(request.tier)
-            card = connection.card
-            if room is None or card is None or card.fingerprint != generation.fingerprint:
-                continue
-            blocks = request.num_blocks(card.block_size) + generation.num_tokens // card.block_size + 1
-            if room.num_outputs >= request.num_outputs and room.num_blocks >= blocks:
-                return True
-        return False
-
     def _go_on_elsewhere(self, generation: ReplicaGeneration) -> None:
+        self._unstarted.pop(generation.request.request_id, None)
+        self._refund_unbegun(generation)
         generation.begin_attempt()
         waiting = self._waiting(generation)
         self._dispatcher.add_first(waiting)

@@ -93,6 +93,24 @@ class Connection:
             self.streams.abort(request_id, index)
             self._send_soon()
 
+    def withdraw(self, request_id: int) -> None:
+        """Ask for a request back that is open here; it comes as deltas that finish with `abort`."""
+        assert self.streams is not None, f"{self.replica} has no open epoch"
+        self.streams.withdraw(request_id)
+        self._send_soon()
+
+    @property
+    def num_ready_seats(self) -> int:
+        """Outputs that could start at once, as far as the last report tells; 0 while somebody waits there."""
+        if self.card is None or self.streams is None or self.streams.load.num_waiting:
+            return 0
+        return self.card.max_num_seqs - self.streams.num_busy
+
+    def has_waiting(self, tier: int) -> bool:
+        """The replica says that requests of this tier wait on it."""
+        streams = self.streams
+        return streams is not None and any(t.tier == tier and t.num_waiting for t in streams.load.tiers)
+
     def room(self, tier: int) -> Room | None:
         """What may be submitted now; None when nothing, because the replica drains, is new or silent."""
         if self.streams is None or self.draining or not self.streams.is_confirmed:

@@ -1,8 +1,9 @@
 """Dispatcher: the requests that wait in this router, and which of them goes next. Pure.
 
 Late binding: a request waits here until a replica can start it soon, so that priority and fairness are
-decided as late as possible and over all replicas. Order: (effective tier, resumed ones first, virtual
-token counter of the tenant, arrival); effective tier = tier - floor(starved / aging).
+decided as late as possible and over all replicas. Order: (effective tier, the tier that has starved
+longest, resumed ones first, virtual token counter of the tenant, arrival); effective tier = tier -
+floor(starved / aging).
 
 A tier starves from its last dispatch on, or from when it began to wait. So the lowest tier gets on at
 least once per `tier * aging_s` under any load, but a long queue of aged requests cannot flood the better
@@ -126,6 +127,16 @@ class Dispatcher:
             if queue.num_outputs
         )
 
+    def is_outranked(self, tier: int, starved_s: float) -> bool:
+        """Whether a request of a better tier waits than one that was placed after `starved_s`."""
+        effective = tier - math.floor(starved_s / self._aging_s.get(tier, self._default_aging_s))
+        return any(len(queue) and queue.tier < effective for queue in self._tiers.values())
+
+    def starves_since(self, tier: int, since: float) -> None:
+        """Undo what placing a request did to its tier's aging: it came back. `since` as it was before."""
+        queue = self._tiers[tier]
+        queue.starving_since = min(queue.starving_since, since)
+
     def add(self, waiting: Waiting) -> None:
         """Queue a new request behind those of its tenant."""
         self._enter(waiting).fair.push(waiting.tenant, waiting.key, waiting)
@@ -176,7 +187,9 @@ class Dispatcher:
     def _best(self, now: float, below: float) -> Waiting | None:
         """The request that is next among the tiers better than `below`."""
         queues = [queue for queue in self._tiers.values() if len(queue) and queue.tier < below]
-        queues.sort(key=lambda queue: (self._effective_tier(queue, now), queue.tier))
+        # Of equal ones the one that has starved: a better tier that always has work would keep it waiting
+        # for one more aging bound.
+        queues.sort(key=lambda queue: (self._effective_tier(queue, now), queue.starving_since, queue.tier))
         heads = (queue.head() for queue in queues)
         return next((head for head in heads if head is not None), None)
 

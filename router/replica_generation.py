@@ -41,13 +41,19 @@ class ReplicaGeneration:
         """Whose replica works on it; None while it waits for one."""
         self.fingerprint: str | None = None
         """Of the replica that began; only an equal one can go on."""
+        self.starving_since = 0.0
+        """When its tier had begun to starve, as it was sent; loop time."""
         self.predicted_ttft_s: float | None = None
         """As of its arrival; None = not known then."""
         self.num_losses = 0
         """Replicas lost under it."""
         self.refusal: ApiError | None = None
         self.has_begun = False
-        """Its present replica has sent something."""
+        """Something of it has come, from whichever replica."""
+        self.num_refundable = 0
+        """Prompt tokens that its tenant was charged for while nothing of it has come."""
+        self.is_withdrawn = False
+        """Its present replica was asked to give it back."""
         self._forget = forget
         self._transcript = Transcript(request.indexes)
         self._waiting: dict[int, TokenDelta] = {}  # by output index, oldest first
@@ -76,6 +82,19 @@ class ReplicaGeneration:
     def num_tokens(self) -> int:
         """Tokens generated so far by the unfinished outputs."""
         return self._transcript.num_tokens
+
+    def fits(self, connection: Connection) -> bool:
+        """Whether a replica has room for what is left of this request, and may go on with it."""
+        room, card = connection.room(self.request.tier), connection.card
+        if room is None or card is None or card.fingerprint != self.fingerprint:
+            return False
+        blocks = self.request.num_blocks(card.block_size) + self.num_tokens // card.block_size + 1
+        return room.num_outputs >= self.request.num_outputs and room.num_blocks >= blocks
+
+    def could_start_on(self, other: Connection) -> bool:
+        """Whether a replica that it was not sent to could start it at once."""
+        is_ready = other.num_ready_seats >= self.request.num_outputs
+        return other is not self.connection and is_ready and self.fits(other)
 
     def send_to(self, connection: Connection, fingerprint: str, starved_s: float) -> None:
         """Note whose replica works on it from now on; `starved_s` is what aging counts there."""
@@ -106,7 +125,7 @@ class ReplicaGeneration:
         """Make `request` the one that goes on where the last delta ended."""
         self.request = self._transcript.next_attempt(self.request)
         self.connection = None
-        self.has_begun = False
+        self.is_withdrawn = False
 
     def abort(self, index: int | None = None) -> None:
         if index is None:

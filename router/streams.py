@@ -12,6 +12,7 @@ from replicas.api import (
     MAX_UNACKED_FRAMES,
     Abort,
     BatchReply,
+    Command,
     CommandBatch,
     Credits,
     FinishReason,
@@ -22,6 +23,7 @@ from replicas.api import (
     Subscribe,
     TierDemand,
     TokenDelta,
+    Withdraw,
 )
 
 MAX_LOST_BATCHES: Final = 4
@@ -74,7 +76,7 @@ class ReplicaStreams:
         self._replica_epoch = replica_epoch
         self._open: dict[int, _OpenRequest] = {}
         self._applied = 0
-        self._unapplied: deque[Submit | Abort] = deque()  # commands _applied + 1, _applied + 2, ...
+        self._unapplied: deque[Command] = deque()  # commands _applied + 1, _applied + 2, ...
         self._num_sent = 0  # leading entries of _unapplied that are under way
         self._num_calls = 0  # batches without reply so far
         self._num_lost = 0
@@ -134,6 +136,10 @@ class ReplicaStreams:
         if not request.indexes:
             del self._open[request_id]
         self._unapplied.append(Abort(request_id, request.attempt, index if request.indexes else None))
+
+    def withdraw(self, request_id: int) -> None:
+        """Ask for an open request back; if it has not started there, its outputs finish with `abort`."""
+        self._unapplied.append(Withdraw(request_id, self._open[request_id].attempt))
 
     def take_batch(self, demand: tuple[TierDemand, ...] = ()) -> CommandBatch:
         """Return what is to be sent now; a ping if there is nothing. `demand` is what waits for credits.

@@ -41,6 +41,13 @@ def abort_output(world: World, router: Router, draw: Random) -> None:
         router.abort(output.request.request_id, output.index)
 
 
+def withdraw(world: World, router: Router, draw: Random) -> None:
+    del world
+    outputs = router.open_outputs()
+    if outputs:
+        router.withdraw(draw.choice(outputs).request.request_id)
+
+
 def send(world: World, router: Router, draw: Random) -> None:
     del draw
     world.send(router)
@@ -146,6 +153,7 @@ def restart_replica(world: World, router: Router, draw: Random) -> None:
 
 WORK: dict[Action, float] = {
     submit: 2,
+    withdraw: 0.5,
     abort: 0.3,
     abort_output: 0.5,
     send: 3,

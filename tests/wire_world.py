@@ -17,7 +17,8 @@ from replicas.api import (
     TokenLogprobs,
 )
 from replicas.credits import Capacity
-from replicas.sessions import AbortRequest, AddRequest, Effects, Sessions
+from replicas.pump import withdrawal
+from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, WithdrawRequest
 from router.streams import EpochOverError, ReplicaStreams, SubscriptionBrokenError
 
 CAPACITY = Capacity(max_num_seqs=8, block_size=16)
@@ -48,8 +49,14 @@ class FakeEngine:
         self.requests: dict[tuple[str, int], tuple[GenerateRequest, dict[int, int]]] = {}
         self.num_steps = 0
         self._seen: set[tuple[str, int, int]] = set()
+        self._fresh: set[tuple[str, int]] = set()  # no step has seen them
+        self._withdrawn: dict[tuple[str, int], WithdrawRequest] = {}
 
-    def carry_out(self, command: AddRequest | AbortRequest) -> None:
+    def carry_out(self, command: EngineCommand) -> None:
+        if isinstance(command, WithdrawRequest):
+            if (command.owner, command.request_id) in self._fresh:
+                self._withdrawn[command.owner, command.request_id] = command
+            return
         if isinstance(command, AbortRequest):
             running = self.requests.get((command.owner, command.request_id))
             if running is not None and running[0].attempt == command.attempt:
@@ -64,6 +71,8 @@ class FakeEngine:
         assert identity not in self._seen, f"{identity} was started twice"
         assert (command.owner, request.request_id) not in self.requests, f"{identity} runs twice"
         self._seen.add(identity)
+        self._fresh.add((command.owner, request.request_id))
+        self._withdrawn.pop((command.owner, request.request_id), None)
         resumed = request.resumed_output_ids or ((),) * len(request.indexes)
         positions = {index: len(ids) for index, ids in zip(request.indexes, resumed, strict=True)}
         self.requests[command.owner, request.request_id] = (request, positions)
@@ -71,6 +80,11 @@ class FakeEngine:
     def step(self) -> dict[str, list[TokenDelta]]:
         self.num_steps += 1
         outputs: dict[str, list[TokenDelta]] = {}
+        for key, command in self._withdrawn.items():
+            if self.requests.pop(key, None) is not None:
+                outputs.setdefault(command.owner, []).extend(withdrawal(command))
+        self._withdrawn.clear()
+        self._fresh.clear()
         for (owner, request_id), (request, positions) in list(self.requests.items()):
             for index, position in list(positions.items()):
                 delta = self._make_delta(request, index, position)
@@ -122,6 +136,8 @@ class Output:
             assert self.num_cached_tokens is None
             self.num_cached_tokens = delta.num_cached_tokens
         self.finish_reason = delta.finish_reason
+        if delta.finish_reason is FinishReason.ABORT:
+            assert not self.token_ids, "taken back after it had started"
         if delta.finish_reason is FinishReason.LENGTH:
             assert len(self.token_ids) == request.sampling.max_tokens
             assert self.num_cached_tokens == 0
@@ -177,6 +193,9 @@ class Router:
             if output_request_id == request_id and index in (None, output_index):
                 output.is_aborted = True
         self.streams.abort(request_id, index)
+
+    def withdraw(self, request_id: int) -> None:
+        self.streams.withdraw(request_id)
 
     def take(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:

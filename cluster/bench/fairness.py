@@ -257,6 +257,7 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
             num_requests=dispatcher.num_waiting(newcomer.tier),
             queued_tokens=dispatcher.queued_tokens,
             has_room=False,
+            num_prompt_tokens=newcomer.num_tokens,
         )
         admission.drain_rate.note(number / 100)
         admission.decide(newcomer.tier, ahead, loads, number / 100)

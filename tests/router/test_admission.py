@@ -14,7 +14,13 @@ IDLE = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0)
 
 
 def make_ahead(num_outputs: int = 0, num_requests: int = 0, tokens: int = 0, room: bool = False) -> Ahead:
-    return Ahead(num_outputs=num_outputs, num_requests=num_requests, queued_tokens=tokens, has_room=room)
+    return Ahead(
+        num_outputs=num_outputs,
+        num_requests=num_requests,
+        queued_tokens=tokens,
+        has_room=room,
+        num_prompt_tokens=100,
+    )
 
 
 def make_admission(per_s: float | None = 10.0) -> Admission:

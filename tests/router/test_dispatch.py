@@ -68,8 +68,8 @@ def test_a_starving_tier_gets_one_request_through_per_aging_bound() -> None:
         if key < 1000:
             served_at.append(second)
     gaps = [later - earlier for earlier, later in zip([0, *served_at], served_at, strict=False)]
-    assert len(served_at) >= 3
-    assert max(gaps) <= 2 * AGING_S + 1
+    assert len(served_at) >= 6
+    assert max(gaps) <= AGING_S + 1
 
 
 def test_waiting_alone_does_not_count_as_starving() -> None:

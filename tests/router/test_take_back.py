@@ -1,0 +1,144 @@
+"""Requests that wait on a replica and come back: real engines and sessions on virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+from cluster.bench.virtual_replica import StepCost, VirtualReplica, VirtualTransport
+from replicas.api import SamplingParams
+from replicas.config import ResolvedConfig
+from router.backend import ReplicaBackend
+from router.fairness import service
+from router.replica_generation import ReplicaGeneration
+from tests.router.test_backend import in_virtual_time, read
+
+STEP_S = 0.01
+COST = StepCost(step_s=STEP_S, new_token_s=0.0, query_key_pair_s=0.0, read_token_s=0.0, sample_s=0.0)
+PROMPT_TOKENS = 99
+
+
+@asynccontextmanager
+async def serving(
+    num_replicas: int, preemption: bool = True
+) -> AsyncIterator[tuple[ReplicaBackend, dict[str, VirtualReplica]]]:
+    """Replicas of one seat, behind which one request may wait."""
+    config = ResolvedConfig(
+        max_model_len=1024,
+        max_num_seqs=1,
+        max_num_batched_tokens=1024,
+        block_size=16,
+        num_blocks=256,
+        preemption=preemption,
+    )
+    replicas = {name: VirtualReplica(config, COST, i + 1) for i, name in enumerate("ab"[:num_replicas])}
+    backend = ReplicaBackend(
+        VirtualTransport(replicas, delay_s=0.0), router_id="r", first_epoch=1, draw=Random(0)
+    )
+    tasks = [asyncio.ensure_future(replica.run()) for replica in replicas.values()]
+    backend.start()
+    await asyncio.sleep(STEP_S)
+    try:
+        yield backend, replicas
+    finally:
+        await backend.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def ask(backend: ReplicaBackend, max_tokens: int, tier: int = 0, tenant: str = "t") -> ReplicaGeneration:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    prompt = (backend.num_generations + 1,) * PROMPT_TOKENS  # nothing of it is cached
+    return backend.generate(prompt_ids=prompt, sampling=sampling, tier=tier, tenant=tenant)
+
+
+def place(generation: ReplicaGeneration) -> str | None:
+    return None if generation.connection is None else generation.connection.replica
+
+
+async def behind_a_long_one(backend: ReplicaBackend) -> tuple[ReplicaGeneration, ReplicaGeneration]:
+    """A request that runs long, and one that waits behind it while the other replica is busy as well."""
+    ask(backend, 500)
+    await asyncio.sleep(3 * STEP_S)
+    short = ask(backend, 20)
+    await asyncio.sleep(3 * STEP_S)
+    first, second = ask(backend, 5, tenant="moved"), ask(backend, 5, tenant="other")
+    await asyncio.sleep(3 * STEP_S)
+    (waiting,) = (g for g in (first, second) if place(g) != place(short))
+    return short, waiting
+
+
+@in_virtual_time
+async def test_a_request_that_waits_on_a_busy_replica_starts_on_the_one_that_becomes_free() -> None:
+    async with serving(2) as (backend, _):
+        short, waiting = await behind_a_long_one(backend)
+        assert not waiting.has_begun
+        started_at = asyncio.get_running_loop().time()
+        deltas = await read(waiting)
+        assert place(waiting) == place(short)
+        assert sum(len(delta.token_ids) for delta in deltas) == 5
+        assert asyncio.get_running_loop().time() - started_at < 100 * STEP_S
+        assert waiting.request.attempt == 1
+
+
+@in_virtual_time
+async def test_a_request_that_has_started_is_not_taken_back() -> None:
+    async with serving(1) as (backend, replicas):
+        running = ask(backend, 20)
+        await asyncio.sleep(2.5 * STEP_S)
+        assert running.connection is not None
+        running.connection.withdraw(running.request.request_id)
+        deltas = await read(running)
+        assert sum(len(delta.token_ids) for delta in deltas) == 20
+        assert running.request.attempt == 0
+        assert replicas["a"].engine.counters.output_tokens == 20
+
+
+@in_virtual_time
+async def test_where_no_seat_is_taken_a_waiting_request_makes_way_for_a_better_tier() -> None:
+    async with serving(1, preemption=False) as (backend, _):
+        running = ask(backend, 30)
+        late = ask(backend, 5, tier=2)
+        await asyncio.sleep(3 * STEP_S)
+        assert place(late) == "a"
+        soon = ask(backend, 5, tier=0)
+        assert place(soon) is None
+        await read(running)
+        await read(soon)
+        assert not late.has_begun
+        assert sum(len(delta.token_ids) for delta in await read(late)) == 5
+
+
+@in_virtual_time
+async def test_a_tenant_is_charged_once_for_a_request_that_moved() -> None:
+    async with serving(2) as (backend, _):
+        short, waiting = await behind_a_long_one(backend)
+        await read(short)
+        await read(waiting)
+        assert waiting.request.attempt == 1
+        charges = backend.service.take_charges()
+        assert charges[f"0 {waiting.client.tenant}"] == service(PROMPT_TOKENS, 5)
+
+
+@in_virtual_time
+async def test_a_request_given_up_after_it_came_back_costs_nothing() -> None:
+    async with serving(1, preemption=False) as (backend, _):
+        ask(backend, 100)
+        late = ask(backend, 5, tier=2, tenant="late")
+        await asyncio.sleep(3 * STEP_S)
+        ask(backend, 5)
+        await asyncio.sleep(3 * STEP_S)
+        assert (late.request.attempt, place(late)) == (1, None)
+        late.abort()
+        assert backend.service.take_charges()["2 late"] == 0
+
+
+@in_virtual_time
+async def test_several_outputs_get_no_refund_for_what_their_sibling_computed() -> None:
+    async with serving(1) as (backend, _):
+        generation = backend.generate(
+            prompt_ids=(3,) * PROMPT_TOKENS, sampling=SamplingParams(max_tokens=4, ignore_eos=True), n=3
+        )
+        await read(generation)
+        assert sum(backend.service.take_charges().values()) == service(PROMPT_TOKENS, 12)
