@@ -10,6 +10,7 @@ from cluster.bench import (
     kv,
     limits,
     overhead,
+    overload,
     quality,
     router,
     routing,
@@ -22,7 +23,19 @@ Command = Callable[[argparse.Namespace], dict[str, object]]
 def add_parsers(parser: argparse.ArgumentParser) -> None:
     """Add the bench commands; each sets `bench`, a function from arguments to a report."""
     commands = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCH")
-    for module in (scheduler, kv, engine, batching, quality, overhead, limits, router, fairness, routing):
+    for module in (
+        scheduler,
+        kv,
+        engine,
+        batching,
+        quality,
+        overhead,
+        limits,
+        router,
+        fairness,
+        routing,
+        overload,
+    ):
         command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object on stdout")
         module.add_arguments(command)
