@@ -23,6 +23,13 @@ async def test_a_failure_before_the_first_byte_has_its_status(
     assert failed.error["message"] == "replica gone"
 
 
+async def test_a_stream_that_is_refused_has_its_status(app: App, backend: FakeBackend) -> None:
+    refused = await call(app, CHAT, HI | {"n": 0, "stream": True})
+    assert (refused.status, refused.error["param"]) == (400, "n")
+    assert refused.response_headers["content-type"] == "application/json"
+    assert not backend.generations
+
+
 async def test_a_failure_after_the_first_byte_is_one_event_and_the_end(
     app: App, backend: FakeBackend
 ) -> None:
