@@ -18,6 +18,8 @@ MAX_QUEUED_TOKENS: Final = 8_000_000
 """Prompt tokens that may wait in one router, all tiers together: some 300 MB."""
 EXPLORATION: Final = 0.01
 """Share of the requests that is admitted against the prediction, so that a wrong one is found out."""
+MIN_SHARE: Final = 0.05
+"""Of the seats that become free, what the prediction lets a tier have at least: aging lets it through."""
 MAX_RETRY_AFTER_S: Final = 60
 SPREAD: Final = (0.8, 1.3)
 """Retry-After is drawn from this range around the computed time: equal times make a wave of retries."""
@@ -79,6 +81,8 @@ class Ahead:
 
     num_outputs: int
     """Outputs that wait in this router, of its tier and better ones."""
+    num_better: int
+    """Of those, the ones of better tiers."""
     num_requests: int
     """Requests of exactly its tier that wait in this router."""
     queued_tokens: int
@@ -90,14 +94,20 @@ class Ahead:
 
 
 class Admission:
-    """Decides by tier; keeps the rate at which outputs end."""
+    """Decides by tier; keeps the rates at which outputs end."""
 
     def __init__(self, tiers: Iterable[Tier], draw: Random) -> None:
         self._tiers: Mapping[int, Tier] = {tier.level: tier for tier in tiers}
         self._draw = draw
-        self.drain_rate = DrainRate()
+        self._drain_rate = DrainRate()
+        self._drain_rates: dict[int, DrainRate] = {}
         self.num_rejected: Counter[int] = Counter()
         """By tier: work that was refused is demand too."""
+
+    def note_end(self, tier: int, now: float) -> None:
+        """An output ended: a seat is free."""
+        self._drain_rate.note(now)
+        self._drain_rates.setdefault(tier, DrainRate()).note(now)
 
     def decide(self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float) -> Admit | Reject:
         """Decide on a request that has just arrived. O(replicas)."""
@@ -132,11 +142,17 @@ class Admission:
     def predict_wait_s(
         self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float
     ) -> float | None:
-        """Predict seconds until the request's own prompt is begun: seats first, then prompts ahead of it."""
-        rate = self.drain_rate.per_s(now)
+        """Predict seconds until the request's own prompt is begun: seats first, then prompts ahead of it.
+
+        Better tiers that come later go first, too: what they take of the seats now is not counted on.
+        """
+        rate = self._drain_rate.per_s(now)
         if rate is None:
             return None
-        seats_s = (ahead.num_outputs + 1) / max(rate, 1e-3)
+        better = sum(r.per_s(now) or 0.0 for level, r in self._drain_rates.items() if level < tier)
+        left = max(rate - better, MIN_SHARE * rate, 1e-3)
+        num_own = ahead.num_outputs - ahead.num_better + 1
+        seats_s = num_own / left + ahead.num_better / max(rate, 1e-3)
         return seats_s + min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
 
     def _reject(self, tier: int, reason: str, message: str, wait_s: float | None, limit_s: float) -> Reject:
@@ -149,7 +165,7 @@ class Admission:
 
 def _prompts_ahead_s(load: ReplicaLoad, tier: int) -> float:
     """Time for the prompts that a replica computes before one of this tier, rest of the step included."""
-    step_s = load.step_ms / 1e3
+    step_s = load.step_ms / 2e3  # half of it on average
     if not load.prefill_tokens_per_s:
         return step_s
     tokens = sum(entry.queued_tokens for entry in load.tiers if entry.tier <= tier)
@@ -159,7 +175,7 @@ def _prompts_ahead_s(load: ReplicaLoad, tier: int) -> float:
 def _own_prompt_s(loads: Iterable[ReplicaLoad], num_tokens: int) -> float | None:
     """Time to compute a prompt and sample its first token, uncached; None = not known yet."""
     times = [
-        load.step_ms / 1e3 + num_tokens / load.prefill_tokens_per_s
+        max(load.step_ms / 1e3, num_tokens / load.prefill_tokens_per_s)
         for load in loads
         if load.prefill_tokens_per_s
     ]

@@ -174,6 +174,7 @@ class ReplicaBackend:
         rooms = (connection.room(tier) for connection in self._connections.values())
         return Ahead(
             num_outputs=self._dispatcher.num_ahead(tier),
+            num_better=self._dispatcher.num_ahead(tier - 1),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
             has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
@@ -365,7 +366,7 @@ class ReplicaBackend:
         self._charge(generation, 0, len(delta.token_ids))
         generation.push(delta)
         if delta.finish_reason is not None:
-            self._admission.drain_rate.note(self._now())
+            self._admission.note_end(generation.request.tier, self._now())
         if generation.has_ended:
             del self._generations[delta.request_id]
 

@@ -254,12 +254,13 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
         started_at = time.thread_time()
         ahead = Ahead(
             num_outputs=dispatcher.num_ahead(newcomer.tier),
+            num_better=dispatcher.num_ahead(newcomer.tier - 1),
             num_requests=dispatcher.num_waiting(newcomer.tier),
             queued_tokens=dispatcher.queued_tokens,
             has_room=False,
             num_prompt_tokens=newcomer.num_tokens,
         )
-        admission.drain_rate.note(number / 100)
+        admission.note_end(newcomer.tier, number / 100)
         admission.decide(newcomer.tier, ahead, loads, number / 100)
         hashes = prefix_hashes(prompt, "")
         dispatcher.add(newcomer)

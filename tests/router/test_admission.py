@@ -3,7 +3,16 @@ from random import Random
 import pytest
 
 from replicas.api import ReplicaLoad, TierLoad
-from router.admission import EXPLORATION, MAX_RETRY_AFTER_S, Admission, Admit, Ahead, DrainRate, Reject
+from router.admission import (
+    EXPLORATION,
+    MAX_RETRY_AFTER_S,
+    MIN_SHARE,
+    Admission,
+    Admit,
+    Ahead,
+    DrainRate,
+    Reject,
+)
 from router.tenants import Tier
 
 TIERS = (
@@ -13,9 +22,12 @@ TIERS = (
 IDLE = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0)
 
 
-def make_ahead(num_outputs: int = 0, num_requests: int = 0, tokens: int = 0, room: bool = False) -> Ahead:
+def make_ahead(
+    num_outputs: int = 0, num_requests: int = 0, tokens: int = 0, room: bool = False, num_better: int = 0
+) -> Ahead:
     return Ahead(
         num_outputs=num_outputs,
+        num_better=num_better,
         num_requests=num_requests,
         queued_tokens=tokens,
         has_room=room,
@@ -23,17 +35,20 @@ def make_ahead(num_outputs: int = 0, num_requests: int = 0, tokens: int = 0, roo
     )
 
 
-def make_admission(per_s: float | None = 10.0) -> Admission:
-    """`per_s`: outputs that ended per second until time 100."""
+def make_admission(per_s: float | None = 10.0, tier: int = 0) -> Admission:
+    """`per_s`: outputs of `tier` that ended per second until time 100."""
     admission = Admission(TIERS, Random(0))
     if per_s is not None:
         for tick in range(int(100 * per_s)):
-            admission.drain_rate.note(tick / per_s)
+            admission.note_end(tier, tick / per_s)
     return admission
 
 
 def test_the_drain_rate_is_what_ended_per_second() -> None:
-    assert make_admission(10.0).drain_rate.per_s(100.0) == pytest.approx(10.0, rel=0.1)
+    rate = DrainRate()
+    for tick in range(1000):
+        rate.note(tick / 10)
+    assert rate.per_s(100.0) == pytest.approx(10.0, rel=0.1)
 
 
 def test_the_drain_rate_is_not_low_in_the_beginning_nor_known_at_once() -> None:
@@ -51,13 +66,44 @@ def test_the_predicted_wait_is_seats_then_prompts_of_its_tier_and_better_ones() 
         tiers=(TierLoad(0, 0, 0, 500), TierLoad(2, 0, 0, 9000)),
     )
     wait_s = make_admission().predict_wait_s(0, make_ahead(9), [load], 100.0)
-    assert wait_s == pytest.approx(10 / 10 + 0.02 + 0.5, rel=0.1)
+    assert wait_s == pytest.approx(10 / 10 + 0.01 + 0.5, rel=0.1)
+
+
+def test_what_better_tiers_take_of_the_seats_is_not_counted_on() -> None:
+    admission = make_admission(8.0, tier=0)
+    for tick in range(200):
+        admission.note_end(2, tick / 2)
+    wait_s = admission.predict_wait_s(2, make_ahead(15, num_better=6), [IDLE], 100.0)
+    assert wait_s == pytest.approx(10 / 2 + 6 / 10, rel=0.1)
+    wait_s = admission.predict_wait_s(0, make_ahead(6), [IDLE], 100.0)
+    assert wait_s == pytest.approx(7 / 10, rel=0.1)
+
+
+def test_a_tier_that_better_ones_leave_nothing_is_counted_on_to_age() -> None:
+    wait_s = make_admission(10.0, tier=0).predict_wait_s(2, make_ahead(), [IDLE], 100.0)
+    assert wait_s == pytest.approx(1 / (10 * MIN_SHARE), rel=0.1)
+
+
+def test_the_first_token_takes_the_wait_and_the_own_prompt() -> None:
+    decision = make_admission().decide(0, make_ahead(9), [IDLE], 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_wait_s is not None
+    assert decision.predicted_ttft_s == pytest.approx(decision.predicted_wait_s + 0.1)
+    started = make_admission(None).decide(0, make_ahead(room=True), [IDLE], 100.0)
+    assert isinstance(started, Admit)
+    assert started.predicted_ttft_s == pytest.approx(0.01 + 0.1)
+
+
+def test_without_a_rate_of_prompts_no_first_token_is_predicted() -> None:
+    decision = make_admission(None).decide(0, make_ahead(room=True), [ReplicaLoad(step_ms=20.0)], 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_ttft_s is None
 
 
 def test_the_best_replica_counts() -> None:
     busy = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0, tiers=(TierLoad(0, 0, 0, 5000),))
     assert make_admission().predict_wait_s(0, make_ahead(), [busy, IDLE], 100.0) == pytest.approx(
-        0.12, rel=0.1
+        0.11, rel=0.1
     )
 
 
@@ -69,7 +115,7 @@ def test_a_wait_beyond_the_tiers_target_is_refused_with_the_time_it_is_too_long_
 
 
 def test_a_tier_without_a_target_may_wait_as_long_as_it_may_queue() -> None:
-    assert isinstance(make_admission().decide(2, make_ahead(900, 10), [IDLE], 100.0), Admit)
+    assert isinstance(make_admission(tier=2).decide(2, make_ahead(900, 10), [IDLE], 100.0), Admit)
     assert isinstance(make_admission().decide(2, make_ahead(2000, 10), [IDLE], 100.0), Reject)
 
 
