@@ -83,6 +83,8 @@ class Ahead:
     """Outputs that wait in this router, of its tier and better ones."""
     num_better: int
     """Of those, the ones of better tiers."""
+    num_sent: float
+    """Outputs of its tier and better ones that wait on replicas: this router's share of them."""
     num_requests: int
     """Requests of exactly its tier that wait in this router."""
     queued_tokens: int
@@ -151,7 +153,7 @@ class Admission:
             return None
         better = sum(r.per_s(now) or 0.0 for level, r in self._drain_rates.items() if level < tier)
         left = max(rate - better, MIN_SHARE * rate, 1e-3)
-        num_own = ahead.num_outputs - ahead.num_better + 1
+        num_own = ahead.num_outputs - ahead.num_better + ahead.num_sent + 1
         seats_s = num_own / left + ahead.num_better / max(rate, 1e-3)
         return seats_s + min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
 

@@ -175,6 +175,7 @@ class ReplicaBackend:
         return Ahead(
             num_outputs=self._dispatcher.num_ahead(tier),
             num_better=self._dispatcher.num_ahead(tier - 1),
+            num_sent=sum(connection.num_own_waiting(tier) for connection in self._connections.values()),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
             has_room=any(room is not None and room.num_outputs > 0 for room in rooms),

@@ -106,6 +106,13 @@ class Connection:
             return 0
         return self.card.max_num_seqs - self.streams.num_busy
 
+    def num_own_waiting(self, tier: int) -> float:
+        """Outputs of this tier and better ones that wait on the replica, as far as they are ours."""
+        if self.streams is None or not self.streams.num_busy:
+            return 0.0
+        num_waiting = sum(entry.num_waiting for entry in self.streams.load.tiers if entry.tier <= tier)
+        return num_waiting * self.streams.num_outputs / self.streams.num_busy
+
     def has_waiting(self, tier: int) -> bool:
         """The replica says that requests of this tier wait on it."""
         streams = self.streams

@@ -255,6 +255,7 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
         ahead = Ahead(
             num_outputs=dispatcher.num_ahead(newcomer.tier),
             num_better=dispatcher.num_ahead(newcomer.tier - 1),
+            num_sent=0.0,
             num_requests=dispatcher.num_waiting(newcomer.tier),
             queued_tokens=dispatcher.queued_tokens,
             has_room=False,

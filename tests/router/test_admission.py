@@ -28,6 +28,7 @@ def make_ahead(
     return Ahead(
         num_outputs=num_outputs,
         num_better=num_better,
+        num_sent=0.0,
         num_requests=num_requests,
         queued_tokens=tokens,
         has_room=room,
