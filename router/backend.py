@@ -147,7 +147,7 @@ class ReplicaBackend:
         generation = ReplicaGeneration(request, client, self._forget)
         generation.predicted_ttft_s = decision.predicted_ttft_s
         self._generations[request.request_id] = generation
-        waiting = self._waiting(generation)
+        waiting = generation.as_waiting(self._now())
         self._dispatcher.add(waiting)
         self._limit_wait(waiting.key, decision.queue_ttl_s, self._expire)
         self._dispatch()
@@ -180,17 +180,6 @@ class ReplicaBackend:
             queued_tokens=self._dispatcher.queued_tokens,
             has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
             num_prompt_tokens=num_prompt_tokens,
-        )
-
-    def _waiting(self, generation: ReplicaGeneration) -> Waiting:
-        request = generation.request
-        return Waiting(
-            key=request.request_id,
-            tenant=generation.client.tenant,
-            tier=request.tier,
-            num_outputs=request.num_outputs,
-            num_tokens=len(request.prompt_ids) + sum(map(len, request.resumed_output_ids)),
-            queued_at=self._now(),
         )
 
     def _limit_wait(self, request_id: int, limit_s: float, end: Callable[[int], None]) -> None:
@@ -402,6 +391,6 @@ class ReplicaBackend:
         self._unstarted.pop(generation.request.request_id, None)
         self._refund_unbegun(generation)
         generation.begin_attempt()
-        waiting = self._waiting(generation)
+        waiting = generation.as_waiting(self._now())
         self._dispatcher.add_first(waiting)
         self._limit_wait(waiting.key, self._resume_wait_s, self._give_up)

@@ -8,6 +8,7 @@ import msgspec
 
 from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
+from router.dispatch import Waiting
 from router.errors import ApiError
 from router.resume import Transcript, without_output
 
@@ -82,6 +83,18 @@ class ReplicaGeneration:
     def num_tokens(self) -> int:
         """Tokens generated so far by the unfinished outputs."""
         return self._transcript.num_tokens
+
+    def as_waiting(self, now: float) -> Waiting:
+        """Describe what is left of it to the dispatcher."""
+        request = self.request
+        return Waiting(
+            key=request.request_id,
+            tenant=self.client.tenant,
+            tier=request.tier,
+            num_outputs=request.num_outputs,
+            num_tokens=len(request.prompt_ids) + sum(map(len, request.resumed_output_ids)),
+            queued_at=now,
+        )
 
     def fits(self, connection: Connection) -> bool:
         """Whether a replica has room for what is left of this request, and may go on with it."""
