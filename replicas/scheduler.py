@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TierLoad, TokenDelta
+from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TokenDelta
 from replicas.config import ResolvedConfig
 from replicas.kv_cache import KVCacheManager, PrefixMatch
 from replicas.look_ahead import decodes_after
@@ -25,6 +25,7 @@ from replicas.prefill_budget import PrefillBudget
 from replicas.sequence import Sequence, SequenceStatus
 from replicas.step import ScheduledSequence, Step, StepResult
 from replicas.step_time import StepShape, StepTimeModel
+from replicas.tier_loads import tier_loads
 from replicas.waiting import WaitingQueue, effective_tier
 
 HEADROOM_TOKENS: Final = 8
@@ -206,7 +207,7 @@ class Scheduler:
 
     def load(self, step_ms: float, prefill_tokens_per_s: float = 0.0) -> ReplicaLoad:
         """The replica's state, for routers."""
-        tiers = self._tier_loads()
+        tiers = tier_loads(self._running, self._waiting, self.config.block_size)
         return ReplicaLoad(
             num_running=len(self._running),
             num_waiting=self.num_waiting,
@@ -218,36 +219,6 @@ class Scheduler:
             overloaded=self._overloaded,
             tiers=tiers,
             prefill_tokens_per_s=prefill_tokens_per_s,
-        )
-
-    def _tier_loads(self) -> tuple[TierLoad, ...]:
-        size = self.config.block_size
-        num_running: dict[int, int] = {}
-        queued_tokens: dict[int, int] = {}
-        held_blocks: dict[int, int] = {}
-        for sequence in self._running:
-            tier = sequence.request.tier
-            num_running[tier] = num_running.get(tier, 0) + 1
-            held_blocks[tier] = held_blocks.get(tier, 0) + len(sequence.block_table)
-            to_go = len(sequence.token_ids) - sequence.num_computed_tokens
-            if to_go > 1:
-                queued_tokens[tier] = queued_tokens.get(tier, 0) + to_go
-        num_waiting: dict[int, int] = {}
-        waiting_blocks: dict[int, int] = {}
-        for tier, queue in self._waiting.tiers.items():
-            num_waiting[tier] = len(queue)
-            waiting_blocks[tier] = queue.num_tokens // size + len(queue)
-            queued_tokens[tier] = queued_tokens.get(tier, 0) + queue.num_tokens
-        return tuple(
-            TierLoad(
-                tier,
-                num_running.get(tier, 0),
-                num_waiting.get(tier, 0),
-                queued_tokens.get(tier, 0),
-                held_blocks.get(tier, 0),
-                waiting_blocks.get(tier, 0),
-            )
-            for tier in sorted(num_running.keys() | num_waiting.keys())
         )
 
     def live_tokens(self) -> int:
