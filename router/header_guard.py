@@ -1,14 +1,21 @@
 """HeaderGuard: settles the request headers that Ray Serve would obey or stumble over before our app."""
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from router.errors import ApiError
-from router.http import FORBIDDEN_HEADERS, JSON_HEADERS, Header, Message, Receive, Scope, Send
+from router.http import (
+    FORBIDDEN_HEADERS,
+    JSON_HEADERS,
+    SANE_REQUEST_ID,
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 
 REQUEST_ID: Final = b"x-request-id"
-_SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 
 
 class HeaderGuard:
@@ -52,7 +59,7 @@ def _problem(headers: list[Header]) -> str | None:
 
 
 def _is_insane_id(name: bytes, value: bytes) -> bool:
-    return name.lower() == REQUEST_ID and not _SANE_REQUEST_ID.match(value)
+    return name.lower() == REQUEST_ID and not SANE_REQUEST_ID.match(value)
 
 
 def _with_one_id(headers: list[Header]) -> list[Header]:

@@ -18,7 +18,7 @@ MAX_BODY_BYTES: Final = 32 << 20
 JSON_HEADERS: Final[tuple[Header, ...]] = ((b"content-type", b"application/json"),)
 FORBIDDEN_HEADERS: Final = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
 """Ray Serve obeys these: a client could switch off that its hang-up is noticed."""
-_SANE_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 
 
 class Exchange:
@@ -29,8 +29,8 @@ class Exchange:
         self.method: Final[str] = scope["method"]
         self.path: Final[str] = scope["path"].removeprefix(scope.get("root_path", ""))
         self.headers: Final[dict[bytes, bytes]] = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.request_id: Final = given if _SANE_REQUEST_ID.match(given) else own_id
+        given = self.headers.get(b"x-request-id", b"")
+        self.request_id: Final = given.decode() if SANE_REQUEST_ID.match(given) else own_id
         self.query: Final[bytes] = scope.get("query_string", b"")
         self.record = AccessRecord()
         self.extra_headers: list[Header] = []
