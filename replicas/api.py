@@ -15,7 +15,8 @@ The rules that keep two parties in step over an unreliable carrier (ARCHITECTURE
 * A replica numbers its frames 1, 2, 3, ... and keeps each one until it is acknowledged. A subscription
   that ends, or shows a gap, is opened again with the number of the last frame that arrived with all
   before it; the frames after that are sent again as they were, and the router drops those it has.
-  Nothing is lost or doubled by a broken subscription.
+  Nothing is lost or doubled by a broken subscription. A lost last frame shows no gap: the replica sees that
+  it is not acknowledged, and ends the subscription once so that it is opened again.
 * A delta names the attempt and output index it belongs to; those of ended requests and stale attempts
   are dropped at both ends.
 * A router may ask for a request back (Withdraw). The replica alone decides, in the order of its frames:
@@ -40,6 +41,8 @@ MAX_UNACKED_FRAMES: Final = 256
 """Beyond this many unacknowledged frames a replica coalesces deltas instead of sending more frames."""
 MAX_UNACKED_S: Final = 10.0
 """The epoch of a router that acknowledges nothing for this long, with deltas outstanding, is ended."""
+REOPEN_S: Final = MAX_UNACKED_S / 2
+"""A subscription whose frames are not acknowledged for this long is ended once, to be opened again."""
 CREDIT_TTL_S: Final = 3.0
 """Credits are void after so long: they come with every frame and every reply."""
 MAX_FRAME_BYTES: Final = 90_000

@@ -42,6 +42,11 @@ class FrameWindow:
         return self._acked + len(self._unacked)
 
     @property
+    def acked(self) -> int:
+        """Number of the last acknowledged frame; 0 before the first."""
+        return self._acked
+
+    @property
     def num_pending(self) -> int:
         """Outputs whose deltas wait for room in the window."""
         return len(self._pending)

@@ -23,6 +23,7 @@ from replicas.api import (
     LEASE_GRACE_S,
     LEASE_S,
     MAX_UNACKED_S,
+    REOPEN_S,
     Abort,
     BatchReply,
     Command,
@@ -130,6 +131,7 @@ class _Session:
         """Outputs granted with the last message."""
         self._credit_book = credit_book
         self._early: dict[int, Command] = {}
+        self._reopened_after: int | None = None
         self._closed = Tombstones[int](max_entries=MAX_TOMBSTONES, max_age_s=TOMBSTONE_S)
 
     def apply(self, batch: CommandBatch, now: float) -> list[EngineCommand]:
@@ -236,6 +238,14 @@ class _Session:
         silent_s = now - self.heard_at
         return silent_s > LEASE_S + LEASE_GRACE_S or self.window.stalled_s(now) > MAX_UNACKED_S
 
+    def must_reopen(self, now: float) -> bool:
+        """The frames after an acknowledged one seem to be lost. True once for each of these numbers."""
+        acked = self.window.acked
+        if self.window.stalled_s(now) <= REOPEN_S or self._reopened_after == acked:
+            return False
+        self._reopened_after = acked
+        return True
+
 
 class Sessions:
     """All routers of one replica; see the top of this file for the calls and their order."""
@@ -331,7 +341,7 @@ class Sessions:
         for session in list(self._by_owner.values()):
             if session.is_over(now):
                 self._end(session, effects, now)
-            elif now - session.heard_at > LEASE_S:
+            elif now - session.heard_at > LEASE_S or session.must_reopen(now):
                 effects.deliveries.extend(session.detach())
         self._ended.expire(now)
         return effects

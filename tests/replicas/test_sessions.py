@@ -6,6 +6,7 @@ from replicas.api import (
     LEASE_S,
     MAX_UNACKED_FRAMES,
     MAX_UNACKED_S,
+    REOPEN_S,
     Abort,
     BatchReply,
     CommandBatch,
@@ -302,9 +303,22 @@ def test_pings_alone_keep_the_work_of_a_router(sessions: Sessions) -> None:
         assert sessions.expire(now=float(now)) == Effects()
 
 
+def test_a_last_frame_that_was_lost_is_sent_again_on_a_new_subscription(sessions: Sessions) -> None:
+    sessions.apply(make_batch(submit(1)), now=0.0)
+    publish(sessions, token(1, 10), now=1.0)
+    sessions.apply(make_batch(first=2), now=1.0 + REOPEN_S)
+    assert sessions.expire(now=1.0 + REOPEN_S) == Effects()
+    assert sessions.expire(now=1.1 + REOPEN_S) == Effects(deliveries=[ended(100)])
+    effects = sessions.subscribe(101, make_subscribe(number=2), now=1.2 + REOPEN_S)
+    assert deltas_of(effects) == [(101, [token(1, 10)])]
+
+
 def test_a_router_that_pings_but_acknowledges_nothing_is_ended(sessions: Sessions) -> None:
     sessions.apply(make_batch(submit(1)), now=0.0)
     publish(sessions, token(1, 10), now=1.0)
-    sessions.apply(make_batch(first=2), now=MAX_UNACKED_S)
-    assert sessions.expire(now=1.0 + MAX_UNACKED_S) == Effects()
-    assert sessions.expire(now=1.1 + MAX_UNACKED_S) == Effects(commands=[end(1)], deliveries=[ended(100)])
+    sessions.apply(make_batch(first=2), now=1.0 + REOPEN_S)
+    assert sessions.expire(now=1.1 + REOPEN_S) == Effects(deliveries=[ended(100)])
+    sessions.subscribe(101, make_subscribe(number=2), now=8.0)
+    sessions.apply(make_batch(first=2), now=8.0 + MAX_UNACKED_S)
+    assert sessions.expire(now=8.0 + MAX_UNACKED_S) == Effects()
+    assert sessions.expire(now=8.1 + MAX_UNACKED_S) == Effects(commands=[end(1)], deliveries=[ended(101)])
