@@ -6,7 +6,7 @@ worse tiers count as free where the engine may take them.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,12 +57,14 @@ class CreditBook:
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self._load = ReplicaLoad()
+        self._tiers = {0}
         self._unreported: Counter[int] = Counter()  # blocks of submits since the last report, by tier
         self._overlapping: Counter[int] = Counter()  # of the period before it: perhaps not in it either
 
     def submitted(self, account: Account, request: GenerateRequest) -> None:
         """Count a submit command that was applied."""
         blocks = request.num_blocks(self._capacity.block_size)
+        self._tiers.add(request.tier)
         account.num_submitted[request.tier] += request.num_outputs
         account.submitted_blocks[request.tier] += blocks
         self._unreported[request.tier] += blocks
@@ -72,13 +74,17 @@ class CreditBook:
         self._load = load
         self._overlapping, self._unreported = self._unreported, Counter()
 
-    def grant(self, account: Account, accounts: Iterable[Account]) -> tuple[TierCredit, ...]:
+    def grant(self, account: Account, accounts: Collection[Account]) -> tuple[TierCredit, ...]:
         """Return what the router of `account` may have submitted in all, `accounts` being everybody."""
-        everybody = list(accounts)
-        tiers = {0, *account.num_submitted, *(tier for other in everybody for tier in other.num_open)}
-        return tuple(self._tier_credit(tier, account, everybody) for tier in sorted(tiers))
+        tiers = {0, *account.num_submitted, *(tier for other in accounts for tier in other.num_open)}
+        return tuple(self._tier_credit(tier, account, accounts) for tier in sorted(tiers))
 
-    def _tier_credit(self, tier: int, account: Account, everybody: list[Account]) -> TierCredit:
+    def free_seats(self, accounts: Collection[Account]) -> dict[int, int]:
+        """Return the seats that are free, or may be taken, by tier: all that were ever seen here, and 0."""
+        look_ahead = self._capacity.max_open - self._capacity.max_num_seqs
+        return {tier: max(0, self._free_outputs(tier, accounts) - look_ahead) for tier in self._tiers}
+
+    def _tier_credit(self, tier: int, account: Account, everybody: Collection[Account]) -> TierCredit:
         own = 1 + _through(tier, account.demand)
         total = sum(1 + _through(tier, other.demand) for other in everybody)
         return TierCredit(
@@ -87,7 +93,7 @@ class CreditBook:
             _through(tier, account.submitted_blocks) + _share(self._free_blocks(tier), own, total),
         )
 
-    def _free_outputs(self, tier: int, everybody: list[Account]) -> int:
+    def _free_outputs(self, tier: int, everybody: Collection[Account]) -> int:
         if self._capacity.takes_seats:
             taken = sum(_through(tier, account.num_open) for account in everybody)
         else:

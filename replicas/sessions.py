@@ -44,6 +44,8 @@ MAX_EARLY_COMMANDS: Final = 1024
 """Commands this far ahead are kept until the missing ones arrive; their sender repeats those beyond."""
 MAX_TOMBSTONES: Final = 8192
 TOMBSTONE_S: Final = 60.0
+FEW_SEATS: Final = 8
+"""A router that was told of fewer free seats hears of every further one: it would refuse in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,8 @@ class _Session:
         self.account = Account()
         self.granted = 0
         """Outputs granted with the last message."""
+        self.free_seats: dict[int, int] = {}
+        """By tier, as of the last message."""
         self._credit_book = credit_book
         self._early: dict[int, Command] = {}
         self._reopened_after: int | None = None
@@ -214,6 +218,10 @@ class _Session:
             if delta.finish_reason is not None:
                 self._close_output(delta.request_id, request, delta.index, now)
         return wanted
+
+    def misjudges(self, free_seats: Mapping[int, int]) -> bool:
+        """The last message told of few free seats, and there are more."""
+        return any(told < min(free_seats[tier], FEW_SEATS) for tier, told in self.free_seats.items())
 
     def detach(self) -> list[Delivery]:
         """End the subscription, if there is one. Deltas wait from now on."""
@@ -323,14 +331,19 @@ class Sessions:
         self._sent_at = sent_at
         self._credit_book.report(load)
         effects = Effects()
-        for owner, session in self._by_owner.items():
-            wanted = session.keep_wanted(outputs.get(owner, []), now)
-            is_eager = session.account.demand.total() > 0
-            if not wanted and not is_eager:
+        wanted_by_owner = {
+            owner: session.keep_wanted(outputs.get(owner, []), now)
+            for owner, session in self._by_owner.items()
+        }
+        free_seats = self._credit_book.free_seats([other.account for other in self._by_owner.values()])
+        for owner, wanted in wanted_by_owner.items():
+            session = self._by_owner[owner]
+            # A router without outputs here hears of nothing: it would wait for its next ping, or refuse.
+            is_news = session.misjudges(free_seats)
+            if not wanted and not is_news and not session.account.demand.total():
                 continue
             granted, credits = session.granted, self._credits(session)
-            # A router without outputs here hears of nothing; it would wait for its next ping.
-            if wanted or session.granted > granted:
+            if wanted or is_news or session.granted > granted:
                 frames = session.window.push(wanted, load, sent_at, now, credits)
                 self._deliver(session, frames, effects)
         return effects
@@ -370,9 +383,10 @@ class Sessions:
         effects.deliveries.extend(ended.deliveries)
 
     def _credits(self, session: _Session) -> Credits:
-        accounts = (other.account for other in self._by_owner.values())
+        accounts = [other.account for other in self._by_owner.values()]
         tiers = self._credit_book.grant(session.account, accounts)
         session.granted = max(credit.num_outputs for credit in tiers)
+        session.free_seats = self._credit_book.free_seats(accounts)
         self._num_credits += 1
         return Credits(self._num_credits, tiers)
 

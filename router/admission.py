@@ -91,6 +91,9 @@ class Ahead:
     """Prompt tokens that wait in this router, all tiers."""
     has_room: bool
     """Some replica has room for its tier now."""
+    has_seat: bool
+    """Replicas seem to have more free seats for its tier than outputs wait here: credits may be on their
+    way."""
     num_prompt_tokens: int
     """Its own, which the time to its first token includes."""
 
@@ -122,7 +125,7 @@ class Admission:
             # A free seat serves it whatever the books say.
             ahead_s = min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
             return Admit(predicted_wait_s=0.0, predicted_ttft_s=_sum(ahead_s, own_s), queue_ttl_s=ttl_s)
-        wait_s = self.predict_wait_s(tier, ahead, loads, now)
+        wait_s = 0.0 if ahead.has_seat else self.predict_wait_s(tier, ahead, loads, now)
         if ahead.num_requests >= max_queue:
             return self._reject(tier, "queue_full", "too many requests are waiting", wait_s, ttl_s)
         if ahead.queued_tokens >= MAX_QUEUED_TOKENS:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
-from contextvars import Context
 from random import Random
 from typing import Final
 
@@ -21,6 +20,7 @@ from router.connection import Connection
 from router.dispatch import Dispatcher, Verdict, Waiting
 from router.errors import NoReplicaError, overloaded
 from router.fairness import service
+from router.fleet import Fleet
 from router.prefix_index import prefix_hashes
 from router.replica_generation import Client, ReplicaGeneration
 from router.routing import Choice, choose
@@ -30,8 +30,6 @@ from router.transport import Transport
 
 MAX_LOSSES: Final = 3
 """A request under which so many replicas were lost ends with an error: it may be what kills them."""
-DRAIN_PATIENCE_S: Final = 10.0
-"""A stream that runs longer than this on a draining replica moves to another one that has room."""
 RESUME_WAIT_S: Final = 60.0
 """Longest wait of a running stream for a replica that can go on with it. A cold start fits into it."""
 
@@ -50,16 +48,20 @@ class ReplicaBackend:
         resume_wait_s: float = RESUME_WAIT_S,
     ) -> None:
         """`first_epoch` must be above all epochs of earlier processes with the same `router_id`."""
-        self._transport = transport
-        self._router_id = router_id
-        self._epochs = itertools.count(first_epoch)
         self._draw = draw
         self._resume_wait_s = resume_wait_s
         self._request_ids = itertools.count(1)
         self._is_closed = False
-        self._candidates: frozenset[str] = frozenset()
-        self._connections: dict[str, Connection] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._fleet = Fleet(
+            transport,
+            router_id=router_id,
+            first_epoch=first_epoch,
+            deliver=self._deliver,
+            fail=self._output_failed,
+            heard=self._dispatch_soon,
+            demand=self._demand,
+            leave=self._move_from,
+        )
         self._generations: dict[int, ReplicaGeneration] = {}
         self._unstarted: dict[int, ReplicaGeneration] = {}
         """Sent to a replica that has sent nothing of this attempt yet; the latest last."""
@@ -75,23 +77,18 @@ class ReplicaBackend:
 
     def start(self) -> None:
         """Begin to follow the carrier's replicas. Call once, on the event loop."""
-        self._transport.watch(self._candidates_changed)
+        self._fleet.start()
 
     async def close(self) -> None:
         """End all connections; what is still open ends with an error."""
         self._is_closed = True
-        self._candidates = frozenset()
         for request_id in list(self._timers):
             self._give_up(request_id)
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fleet.close()
 
     @property
     def card(self) -> ModelCard | None:
-        cards = (c.card for c in self._connections.values() if not c.draining)
-        return next((card for card in cards if card is not None), None)
+        return self._fleet.card
 
     @property
     def num_generations(self) -> int:
@@ -109,11 +106,7 @@ class ReplicaBackend:
 
     def loads(self) -> dict[str, ReplicaLoad]:
         """The last report of every connected replica, draining ones included."""
-        return {
-            name: connection.streams.load
-            for name, connection in self._connections.items()
-            if connection.streams is not None
-        }
+        return self._fleet.loads()
 
     def generate(
         self,
@@ -171,14 +164,16 @@ class ReplicaBackend:
         return asyncio.get_running_loop().time()
 
     def _ahead(self, tier: int, num_prompt_tokens: int) -> Ahead:
-        rooms = (connection.room(tier) for connection in self._connections.values())
+        rooms = (connection.room(tier) for connection in self._fleet)
+        num_outputs = self._dispatcher.num_ahead(tier)
         return Ahead(
-            num_outputs=self._dispatcher.num_ahead(tier),
+            num_outputs=num_outputs,
             num_better=self._dispatcher.num_ahead(tier - 1),
-            num_sent=sum(connection.num_own_waiting(tier) for connection in self._connections.values()),
+            num_sent=sum(connection.num_own_waiting(tier) for connection in self._fleet),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
             has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
+            has_seat=sum(connection.num_free_seats(tier) for connection in self._fleet) > num_outputs,
             num_prompt_tokens=num_prompt_tokens,
         )
 
@@ -219,11 +214,10 @@ class ReplicaBackend:
         self._will_dispatch = False
         self._dispatcher.dispatch(self._now(), self._place)
         self._withdraw_one()
-        for connection in self._connections.values():
-            connection.demand_changed()
+        self._fleet.demand_changed()
 
     def _demand(self) -> tuple[TierDemand, ...]:
-        return self._dispatcher.demand(len(self._connections))
+        return self._dispatcher.demand(len(self._fleet))
 
     def _place(self, waiting: Waiting, starved_s: float) -> Verdict:
         """Submit a request to the best replica with room for it, if there is one."""
@@ -232,7 +226,7 @@ class ReplicaBackend:
         is_impatient = waiting.is_impatient(self._now())
         fitting = []
         has_seat = False
-        for connection in self._connections.values():
+        for connection in self._fleet:
             room = connection.room(request.tier)
             if room is None or room.num_outputs < 1:
                 continue
@@ -254,7 +248,7 @@ class ReplicaBackend:
         return Verdict.PLACED
 
     def _submit(self, generation: ReplicaGeneration, choice: Choice, starved_s: float) -> None:
-        connection = self._connections[choice.replica]
+        connection = self._fleet[choice.replica]
         assert connection.card is not None, f"{choice.replica} was chosen without a card"
         request_id = generation.request.request_id
         self._timers.pop(request_id).cancel()
@@ -281,7 +275,7 @@ class ReplicaBackend:
             card = connection.card
             is_in_the_way = card is not None and not card.takes_seats
             is_outranked = is_in_the_way and self._dispatcher.is_outranked(request.tier, request.waited_s)
-            if is_outranked or any(map(generation.could_start_on, self._connections.values())):
+            if is_outranked or any(map(generation.could_start_on, self._fleet)):
                 generation.is_withdrawn = True
                 connection.withdraw(request.request_id)
                 return
@@ -312,36 +306,6 @@ class ReplicaBackend:
         self.service.add(generation.request.tier, client.tenant, amount / client.weight)
 
     # Replicas
-
-    def _candidates_changed(self, names: frozenset[str]) -> None:
-        self._candidates = names
-        for name, connection in self._connections.items():
-            if name not in names and not connection.draining:
-                asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._move_from, connection)
-            connection.set_draining(name not in names)
-        for name in sorted(names - self._connections.keys()):
-            self._connect(name)
-
-    def _connect(self, name: str) -> None:
-        connection = Connection(
-            name,
-            self._transport,
-            self._router_id,
-            self._epochs,
-            deliver=self._deliver,
-            fail=self._output_failed,
-            heard=self._dispatch_soon,
-            demand=self._demand,
-        )
-        self._connections[name] = connection
-        task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
-        self._tasks[name] = task
-        task.add_done_callback(lambda _: self._disconnected(name))
-
-    def _disconnected(self, name: str) -> None:
-        del self._connections[name], self._tasks[name]
-        if name in self._candidates:  # it came back while its connection was ending
-            self._connect(name)
 
     def _deliver(self, delta: TokenDelta) -> None:
         generation = self._generations[delta.request_id]
@@ -374,18 +338,15 @@ class ReplicaBackend:
         self._go_on_elsewhere(generation)
         self._dispatch_soon()
 
-    def _move_from(self, connection: Connection) -> None:
-        """Move what still runs on a draining replica, as far as others have room; ask again later."""
-        if not connection.draining or self._connections.get(connection.replica) is not connection:
-            return
+    def _move_from(self, connection: Connection) -> bool:
+        """Move what still runs on a draining replica, as far as others have room; False if nothing does."""
         remaining = [g for g in self._generations.values() if g.connection is connection]
         for generation in remaining:
-            if any(generation.fits(other) for other in self._connections.values()):
+            if any(generation.fits(other) for other in self._fleet):
                 connection.abort(generation.request.request_id)
                 self._go_on_elsewhere(generation)
                 self._dispatch()
-        if remaining:
-            asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._move_from, connection)
+        return bool(remaining)
 
     def _go_on_elsewhere(self, generation: ReplicaGeneration) -> None:
         self._unstarted.pop(generation.request.request_id, None)

@@ -106,6 +106,16 @@ class Connection:
             return 0
         return self.card.max_num_seqs - self.streams.num_busy
 
+    def num_free_seats(self, tier: int) -> int:
+        """Seats that outputs of this tier may find, as far as the last report tells: those of worse tiers
+        too where they may be taken, and whether credits say so already or not."""
+        if self.card is None or self.streams is None or self.draining:
+            return 0
+        num_busy = self.streams.num_busy
+        if self.card.takes_seats:
+            num_busy -= sum(entry.num_running for entry in self.streams.load.tiers if entry.tier > tier)
+        return max(0, self.card.max_num_seqs - num_busy)
+
     def num_own_waiting(self, tier: int) -> float:
         """Outputs of this tier and better ones that wait on the replica, as far as they are ours."""
         if self.streams is None or not self.streams.num_busy:

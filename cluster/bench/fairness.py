@@ -259,6 +259,7 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
             num_requests=dispatcher.num_waiting(newcomer.tier),
             queued_tokens=dispatcher.queued_tokens,
             has_room=False,
+            has_seat=False,
             num_prompt_tokens=newcomer.num_tokens,
         )
         admission.note_end(newcomer.tier, number / 100)

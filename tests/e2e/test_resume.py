@@ -20,15 +20,9 @@ NOTHING: Mapping[int, int] = {}
 
 
 def stream(server: Server, body: dict[str, Any], began: threading.Semaphore) -> list[dict[str, Any]]:
-    """All events of a streamed completion but [DONE], which must come; tells when the first is there.
-
-    A refusal for the moment (429) is tried again when it says, as a client does.
-    """
+    """All events of a streamed completion but [DONE], which must come; tells when the first is there."""
     events: list[str] = []
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=90) as response:
-        if response.status_code == 429:
-            threading.Event().wait(float(response.headers["retry-after"]))
-            return stream(server, body, began)
         lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
         for line in lines:
             if not events:

@@ -247,6 +247,20 @@ def test_a_router_that_waits_for_a_seat_hears_of_one_without_having_outputs_ther
     assert 200 not in [d.subscription for d in publish(sessions, token(2, 10)).deliveries]
 
 
+def test_a_router_hears_of_more_free_seats_than_it_was_told_of(sessions: Sessions) -> None:
+    sessions.apply(make_batch(*(submit(number) for number in range(1, 9))), now=0.0)
+    sessions.subscribe(200, Subscribe(router_id="q", router_epoch=4), now=0.0)
+
+    def hearers(*deltas: TokenDelta) -> list[int]:
+        return [delivery.subscription for delivery in publish(sessions, *deltas).deliveries]
+
+    assert hearers(token(1, 10, FinishReason.STOP)) == [100, 200]
+    sessions.apply(make_batch(submit(9), first=9), now=0.0)
+    assert hearers(token(2, 10, FinishReason.STOP)) == [100]
+    assert hearers(token(3, 10, FinishReason.STOP)) == [100, 200]
+    assert hearers() == []
+
+
 # Epochs and leases
 
 

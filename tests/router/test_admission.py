@@ -23,7 +23,12 @@ IDLE = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0)
 
 
 def make_ahead(
-    num_outputs: int = 0, num_requests: int = 0, tokens: int = 0, room: bool = False, num_better: int = 0
+    num_outputs: int = 0,
+    num_requests: int = 0,
+    tokens: int = 0,
+    room: bool = False,
+    num_better: int = 0,
+    seat: bool = False,
 ) -> Ahead:
     return Ahead(
         num_outputs=num_outputs,
@@ -32,6 +37,7 @@ def make_ahead(
         num_requests=num_requests,
         queued_tokens=tokens,
         has_room=room,
+        has_seat=seat,
         num_prompt_tokens=100,
     )
 
@@ -123,6 +129,15 @@ def test_a_tier_without_a_target_may_wait_as_long_as_it_may_queue() -> None:
 def test_with_room_nothing_is_refused() -> None:
     decision = make_admission().decide(0, make_ahead(9999, 9999, 1 << 40, room=True), [], 100.0)
     assert isinstance(decision, Admit)
+
+
+def test_while_a_seat_seems_free_only_the_bounds_refuse() -> None:
+    admission = make_admission()
+    decision = admission.decide(0, make_ahead(999, 49, seat=True), [IDLE], 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_wait_s == 0.0
+    full = admission.decide(0, make_ahead(999, 50, seat=True), [IDLE], 100.0)
+    assert isinstance(full, Reject)
 
 
 def test_without_experience_only_the_bounds_refuse() -> None:

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from replicas.api import FinishReason
-from router.backend import DRAIN_PATIENCE_S, MAX_LOSSES, ReplicaBackend
+from router.backend import MAX_LOSSES, ReplicaBackend
 from router.connection import RETRY_S
+from router.fleet import DRAIN_PATIENCE_S
 from router.replica_generation import ReplicaGeneration
 from router.transport import ReplicaGoneError
 from tests.router.fake_transport import STEP_S, FakeReplica, FakeTransport, serving

@@ -1,56 +1,13 @@
 """Requests that wait on a replica and come back: real engines and sessions on virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from random import Random
 
-from cluster.bench.virtual_replica import StepCost, VirtualReplica, VirtualTransport
 from replicas.api import SamplingParams
-from replicas.config import ResolvedConfig
 from router.backend import ReplicaBackend
 from router.fairness import service
 from router.replica_generation import ReplicaGeneration
 from tests.router.test_backend import in_virtual_time, read
-
-STEP_S = 0.01
-COST = StepCost(step_s=STEP_S, new_token_s=0.0, query_key_pair_s=0.0, read_token_s=0.0, sample_s=0.0)
-PROMPT_TOKENS = 99
-
-
-@asynccontextmanager
-async def serving(
-    num_replicas: int, preemption: bool = True
-) -> AsyncIterator[tuple[ReplicaBackend, dict[str, VirtualReplica]]]:
-    """Replicas of one seat, behind which one request may wait."""
-    config = ResolvedConfig(
-        max_model_len=1024,
-        max_num_seqs=1,
-        max_num_batched_tokens=1024,
-        block_size=16,
-        num_blocks=256,
-        preemption=preemption,
-    )
-    replicas = {name: VirtualReplica(config, COST, i + 1) for i, name in enumerate("ab"[:num_replicas])}
-    backend = ReplicaBackend(
-        VirtualTransport(replicas, delay_s=0.0), router_id="r", first_epoch=1, draw=Random(0)
-    )
-    tasks = [asyncio.ensure_future(replica.run()) for replica in replicas.values()]
-    backend.start()
-    await asyncio.sleep(STEP_S)
-    try:
-        yield backend, replicas
-    finally:
-        await backend.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def ask(backend: ReplicaBackend, max_tokens: int, tier: int = 0, tenant: str = "t") -> ReplicaGeneration:
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    prompt = (backend.num_generations + 1,) * PROMPT_TOKENS  # nothing of it is cached
-    return backend.generate(prompt_ids=prompt, sampling=sampling, tier=tier, tenant=tenant)
+from tests.router.virtual_cluster import PROMPT_TOKENS, STEP_S, ask, serving
 
 
 def place(generation: ReplicaGeneration) -> str | None:

@@ -1,0 +1,123 @@
+"""Fleet: a router's connections to all replicas, those that drain included."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextvars import Context
+from typing import Final
+
+from replicas.api import ModelCard, ReplicaLoad, TierDemand, TokenDelta
+from router.connection import Connection
+from router.transport import Transport
+
+DRAIN_PATIENCE_S: Final = 10.0
+"""A stream that runs longer than this on a draining replica moves to another one that has room."""
+
+
+class Fleet:
+    """Follows the carrier's replicas: connects to new ones, and leaves drained ones. One event loop only."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        router_id: str,
+        first_epoch: int,
+        deliver: Callable[[TokenDelta], None],
+        fail: Callable[[TokenDelta], None],
+        heard: Callable[[], None],
+        demand: Callable[[], tuple[TierDemand, ...]],
+        leave: Callable[[Connection], bool],
+    ) -> None:
+        """Most are those of Connection. `leave` moves streams away from a replica that drains for long;
+        False when none is left."""
+        self._transport = transport
+        self._router_id = router_id
+        self._epochs = itertools.count(first_epoch)
+        self._deliver = deliver
+        self._fail = fail
+        self._heard = heard
+        self._demand = demand
+        self._leave = leave
+        self._candidates: frozenset[str] = frozenset()
+        self._connections: dict[str, Connection] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Begin to follow the carrier's replicas. Call once, on the event loop."""
+        self._transport.watch(self._candidates_changed)
+
+    async def close(self) -> None:
+        """End all connections; what is still open on them fails."""
+        self._candidates = frozenset()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._connections.values())
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __getitem__(self, replica: str) -> Connection:
+        return self._connections[replica]
+
+    @property
+    def card(self) -> ModelCard | None:
+        """The served model; None while no replica can serve."""
+        cards = (connection.card for connection in self if not connection.draining)
+        return next((card for card in cards if card is not None), None)
+
+    def loads(self) -> dict[str, ReplicaLoad]:
+        """The last report of every connected replica, draining ones included."""
+        return {
+            name: connection.streams.load
+            for name, connection in self._connections.items()
+            if connection.streams is not None
+        }
+
+    def demand_changed(self) -> None:
+        """Tell the replicas at once when requests begin, or cease, to wait for credits."""
+        for connection in self:
+            connection.demand_changed()
+
+    def _candidates_changed(self, names: frozenset[str]) -> None:
+        self._candidates = names
+        for name, connection in self._connections.items():
+            if name not in names and not connection.draining:
+                self._leave_later(connection)
+            connection.set_draining(name not in names)
+        for name in sorted(names - self._connections.keys()):
+            self._connect(name)
+
+    def _leave_later(self, connection: Connection) -> None:
+        asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._leave_now, connection)
+
+    def _leave_now(self, connection: Connection) -> None:
+        if not connection.draining or self._connections.get(connection.replica) is not connection:
+            return
+        if self._leave(connection):
+            self._leave_later(connection)
+
+    def _connect(self, name: str) -> None:
+        connection = Connection(
+            name,
+            self._transport,
+            self._router_id,
+            self._epochs,
+            deliver=self._deliver,
+            fail=self._fail,
+            heard=self._heard,
+            demand=self._demand,
+        )
+        self._connections[name] = connection
+        task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._disconnected(name))
+
+    def _disconnected(self, name: str) -> None:
+        del self._connections[name], self._tasks[name]
+        if name in self._candidates:  # it came back while its connection was ending
+            self._connect(name)
