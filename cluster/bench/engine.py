@@ -3,6 +3,7 @@
 import argparse
 import random
 import statistics
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sigma", type=float, default=0.6, help="spread of the lognormal lengths; 0 = fixed")
     parser.add_argument("--itl-target-ms", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--write-requests",
+        type=Path,
+        metavar="FILE",
+        help="write the requests as JSON lines for cluster/bench/peers.py",
+    )
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +61,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     requests = _requests(args, vocab_size=1000)
+    if args.write_requests:
+        args.write_requests.write_bytes(b"".join(map(_json_line, requests)))
     opened = open_runner(engine_config(args, max_num_seqs=args.concurrency), progress)
     engine = new_engine(opened, args.batching)
     warm_up(engine, args.concurrency)
@@ -127,6 +136,11 @@ def _requests(args: argparse.Namespace, vocab_size: int) -> list[GenerateRequest
         fixed_length_request(i, random_prompt(inputs.draw(rng), vocab_size, rng), outputs.draw(rng))
         for i in range(args.requests)
     ]
+
+
+def _json_line(request: GenerateRequest) -> bytes:
+    line = {"prompt_ids": request.prompt_ids, "output_tokens": request.sampling.max_tokens}
+    return msgspec.json.encode(line) + b"\n"
 
 
 def _lengths(median: int, longest: int | None, sigma: float) -> LognormalLengths:
