@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup serve test check format clean gpu-check
+.PHONY: setup serve test test-cluster check format wheel clean gpu-check
 
 setup: $(STAMP)
 
@@ -29,6 +29,15 @@ test: setup
 	@started=$$(date +%s); \
 	$(MAKE) --no-print-directory check && $(BIN)/python -m pytest $(ARGS) && \
 	echo "make test took $$(( $$(date +%s) - started )) s"
+
+# Several hosts on this machine, in network namespaces: needs root, and openssh-server, rsync, iproute2.
+test-cluster: setup
+	@PATH=$(abspath $(BIN)):$$PATH tests/cluster_lab/run $(ARGS)
+
+# What the cluster files of deploy/ray install on every host.
+wheel: setup
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 # Needs a GPU and a python with torch, transformers, msgspec and numpy: PYTHON=... chooses which.
 gpu-check:

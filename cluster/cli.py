@@ -29,8 +29,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `headway`; returns the exit code: 0, 1 for a failure, 2 for a mistake of the caller."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(arguments).parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
-    return run(options)
+    return reported(lambda: options.run(options))
+
+
+def reported(run: Callable[[], int]) -> int:
+    """Return what `run` does, or tell its error on stderr, in one line, and return the exit code for it."""
+    from cluster.terminal import error_line
+
+    try:
+        return run()
+    except EngineError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_MISUSED
+    except StartError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_FAILED
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
@@ -48,6 +63,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_parsers(bench)
         bench.set_defaults(run=_bench)
+    deploy = commands.add_parser("deploy", help="run a cluster of several hosts, and applications on it")
+    if arguments[:1] == ["deploy"]:
+        from cluster.deploy.commands import add_parsers as add_deploy_parsers
+
+        add_deploy_parsers(deploy)
+        deploy.set_defaults(run=_deploy)
     load = commands.add_parser("load", help="load an OpenAI-compatible server and measure it")
     if arguments[:1] == ["load"]:
         from load.commands import add_parsers as add_load_parsers
@@ -88,7 +109,7 @@ def serve(
     """
     from cluster import parts
     from cluster.serving import StopRequested, serving
-    from cluster.terminal import StartDisplay, error_line, ready_lines
+    from cluster.terminal import StartDisplay, ready_lines
 
     try:
         config = configure()
@@ -107,12 +128,6 @@ def serve(
                     signal.pause()
     except (StopRequested, KeyboardInterrupt):
         return 0
-    except EngineError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_MISUSED
-    except StartError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_FAILED
 
 
 def _configured(options: argparse.Namespace) -> ClusterConfig:
@@ -144,30 +159,19 @@ def _with_located_model(config: ClusterConfig, progress: Progress) -> ClusterCon
 
 
 def _keys(options: argparse.Namespace) -> int:
-    from cluster.terminal import error_line
+    print("\n".join(options.keys(options)))
+    return 0
 
-    try:
-        print("\n".join(options.keys(options)))
-    except ConfigError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_MISUSED
+
+def _deploy(options: argparse.Namespace) -> int:
+    options.deploy(options)
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
     from cluster.bench.report import print_report
-    from cluster.terminal import error_line
 
-    try:
-        print_report(options.bench(options), options.json)
-    except EngineError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_MISUSED
-    except StartError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_FAILED
+    print_report(options.bench(options), options.json)
     return 0
 
 

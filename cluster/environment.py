@@ -1,4 +1,4 @@
-"""Environment of a local cluster: what Ray Serve reads before anything starts, private to one cluster.
+"""Environment of a cluster: what Ray Serve reads before anything starts, the same on every node.
 
 Serve takes these settings from environment variables of the process that starts Ray, when `ray.serve` is
 first imported: apply them before.
@@ -6,6 +6,7 @@ first imported: apply them before.
 
 import random
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,29 @@ PORTS: Final = range(10_000, 32_000)
 """Below the ports that the kernel hands out, which Ray's processes take by the dozen."""
 
 
-def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> dict[str, str]:
-    """Return the variables of a cluster that keeps its files in `folder`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where Serve listens on a host besides the port of the clients."""
 
-    Ports that clients do not see are free ones of this moment: two clusters on one host do not collide.
-    """
-    first_port = draw.randrange(PORTS.start, PORTS.stop - NUM_INGRESS_PORTS)
+    stats: int
+    """HAProxy's pages of statistics."""
+    metrics: int
+    """HAProxy's own metrics, for Prometheus."""
+    first_ingress: int
+    """The first of NUM_INGRESS_PORTS on which routers answer HAProxy."""
+
+
+def free_ports(draw: random.Random) -> Ports:
+    """Return ports that are free at this moment: two clusters on one host do not collide."""
+    return Ports(
+        stats=free_port(draw),
+        metrics=free_port(draw),
+        first_ingress=draw.randrange(PORTS.start, PORTS.stop - NUM_INGRESS_PORTS),
+    )
+
+
+def serve_environment(http: HttpConfig, folder: Path, ports: Ports) -> dict[str, str]:
+    """Return the variables of a cluster that keeps its files in `folder`."""
     sockets = folder / "ha"
     return {
         # HAProxy passes bytes straight to the routers: no Python proxy of Serve's in the token path.
@@ -31,15 +49,15 @@ def serve_environment(http: HttpConfig, folder: Path, draw: random.Random) -> di
         "RAY_SERVE_HAPROXY_NBTHREAD": str(http.num_threads),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(http.max_stream_s),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(http.max_stream_s),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(draw)),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(draw)),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.stats),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.metrics),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(sockets / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(sockets),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(sockets / "server-state"),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + NUM_INGRESS_PORTS),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.first_ingress),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.first_ingress + NUM_INGRESS_PORTS),
         # No load balancer but HAProxy has to notice that a router leaves.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         # Serve reads some client headers before our application does.

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from cluster.config import ClusterConfig
-from cluster.environment import serve_environment
+from cluster.environment import free_ports, serve_environment
 from cluster.errors import StartError
 from cluster.haproxy import write_haproxy
 from cluster.loading import LoadState
@@ -67,7 +67,7 @@ def serving(
     adopt_orphans()
     try:
         display.show("starting Ray", None)
-        os.environ.update(serve_environment(config.http, folder, random.Random()))
+        os.environ.update(serve_environment(config.http, folder, free_ports(random.Random())))
         os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_haproxy(folder))
         from cluster import app  # only now: Serve reads its environment when it is imported
 

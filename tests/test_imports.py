@@ -23,6 +23,9 @@ ONLY_IN = {
         "cluster/deployments.py",
         "cluster/serve_policy.py",
         "cluster/cli.py",
+        "cluster/deploy/cluster_file.py",
+        "cluster/deploy/serve_file.py",
+        "cluster/deploy/head.py",
         "router/pinned_router.py",
     ),
     "torch": (

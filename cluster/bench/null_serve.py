@@ -1,5 +1,7 @@
 """`headway serve` around an engine without a model: `python -m cluster.bench.null_serve CONFIG`.
 
+On a cluster of several hosts, `serve deploy` takes `cluster.bench.null_serve:build`.
+
 Everything is real but the forward pass: HTTP, Ray, router, tokenizer, wire, scheduler. A step takes
 2 ms, spent asleep as on a GPU; tokens are ordinary words, never an end.
 """
@@ -7,10 +9,11 @@ Everything is real but the forward pass: HTTP, Ray, router, tokenizer, wire, sch
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from cluster.cli import serve
-from cluster.config import load_config
-from cluster.parts import OpenedPump
+from cluster.cli import reported, serve
+from cluster.config import load_config, parse_config
+from cluster.parts import OpenedPump, OpenPump
 from replicas.api import ModelCard
 from replicas.config import EngineConfig, ModelShape, resolve
 from replicas.engine import Engine
@@ -47,8 +50,19 @@ def open_null_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
     return OpenedPump(pump=EnginePump(engine, card), facts=("no model",))
 
 
-if __name__ == "__main__":
-    # Under its importable name, so that Ray pickles the function by reference.
+def build(arguments: dict[str, Any]) -> Any:
+    """Return the Serve application for a config document, as `cluster.app:build`, but without a model."""
+    from cluster.app import application
+
+    return application(parse_config(arguments), _importable())
+
+
+def _importable() -> OpenPump:
+    """The function under its importable name, so that Ray pickles it by reference."""
     from cluster.bench import null_serve
 
-    sys.exit(serve(lambda: load_config(Path(sys.argv[1])), open_pump=null_serve.open_null_pump))
+    return null_serve.open_null_pump
+
+
+if __name__ == "__main__":
+    sys.exit(reported(lambda: serve(lambda: load_config(Path(sys.argv[1])), open_pump=_importable())))

@@ -3,19 +3,21 @@ import socket
 from pathlib import Path
 
 from cluster.config import HttpConfig
-from cluster.environment import PORTS, free_port, port_problem, serve_environment
+from cluster.environment import PORTS, Ports, free_port, free_ports, port_problem, serve_environment
+
+PRIVATE = Ports(stats=1, metrics=2, first_ingress=3)
 
 
 def test_limits_come_from_the_configuration() -> None:
     http = HttpConfig(max_connections=17, num_threads=3, max_stream_s=90)
-    environment = serve_environment(http, Path("/f"), random.Random(0))
+    environment = serve_environment(http, Path("/f"), PRIVATE)
     assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == "17"
     assert environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "3"
     assert environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "90"
 
 
 def test_all_files_lie_in_the_folder() -> None:
-    environment = serve_environment(HttpConfig(), Path("/f"), random.Random(0))
+    environment = serve_environment(HttpConfig(), Path("/f"), PRIVATE)
     paths = [value for value in environment.values() if value.startswith("/")]
     assert len(paths) == 5
     assert all(path.startswith("/f/") for path in paths)
@@ -23,11 +25,17 @@ def test_all_files_lie_in_the_folder() -> None:
 
 def test_haproxys_sockets_fit_into_its_limit() -> None:
     folder = Path("/123456/headway-12345678")  # MAX_TEMP_DIR_CHARS, and what mkdtemp appends
-    socket_path = Path(
-        serve_environment(HttpConfig(), folder, random.Random(0))["RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"]
-    )
+    environment = serve_environment(HttpConfig(), folder, PRIVATE)
+    socket_path = Path(environment["RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"])
     node_id = "f" * 56  # Serve puts a folder of this name between
     assert len(str(socket_path.parent / node_id / socket_path.name)) <= 97
+
+
+def test_the_routers_ports_are_neither_the_kernels_nor_privileged() -> None:
+    ports = free_ports(random.Random(0))
+    environment = serve_environment(HttpConfig(), Path("/f"), ports)
+    assert int(environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"]) >= PORTS.start
+    assert int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]) <= PORTS.stop
 
 
 def test_a_free_port_is_free_and_not_one_that_the_kernel_gives_away() -> None:
