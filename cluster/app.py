@@ -1,6 +1,7 @@
 """The Serve application, and the life of a cluster that serves it."""
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -25,6 +26,7 @@ from replicas.errors import ConfigError, EngineError
 from router.tenants import Tier
 
 POLL_S: Final = 0.1
+TARGETS_FILE: Final = "prom_metrics_service_discovery.json"
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -51,7 +53,7 @@ def application(
         num_replicas=config.replicas,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": 1 if is_gpu else 0},
         graceful_shutdown_timeout_s=config.drain_s,
-    ).bind(engine, open_pump, None if progress_folder is None else str(progress_folder))
+    ).bind(engine, config.tiers, open_pump, None if progress_folder is None else str(progress_folder))
     routers = router_deployment.options(
         num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
     )
@@ -96,6 +98,7 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
             _temp_dir=str(folder / "ray"),
         )
         _start_serve(config.http)
+        _write_targets(folder / "ray", config.metrics.targets_file)
     except (RayError, RuntimeError, OSError) as error:
         ray.shutdown()
         raise StartError(f"Ray does not start: {_reason(str(error))}") from error
@@ -104,6 +107,17 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _write_targets(folder: Path, also: str | None) -> None:
+    """Write the list of what Prometheus should scrape, where a Ray with a dashboard would.
+
+    Without the dashboard nobody else does, but each node's agent exports its metrics all the same.
+    """
+    targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
+    document = json.dumps([{"labels": {"job": "ray"}, "targets": targets}])
+    for path in (folder / TARGETS_FILE, *([Path(also)] if also else [])):
+        path.write_text(document)
 
 
 def _check_gpus(config: ClusterConfig) -> None:

@@ -38,6 +38,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replicas: Positive = 1
 
 
+class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What Prometheus finds (docs/metrics.md)."""
+
+    report_interval_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
+    """How often Ray's processes hand figures to their node's agent. Settled where Ray starts."""
+    targets_file: str | None = None
+    """Where `headway serve` puts Prometheus' list of targets besides its own folder."""
+
+
 class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may ask. Paths are relative to the configuration's folder; without keys everybody may."""
 
@@ -69,6 +78,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tiers: tuple[Tier, ...] = DEFAULT_TIERS
     """Classes of service; smaller levels are served sooner."""
     access: AccessConfig = AccessConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
 
 def load_config(path: Path) -> ClusterConfig:
@@ -78,7 +88,11 @@ def load_config(path: Path) -> ClusterConfig:
         config = parse_config({} if document is None else document)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return msgspec.structs.replace(config, access=_located(config.access, path.resolve().parent))
+    folder = path.resolve().parent
+    metrics = config.metrics
+    if metrics.targets_file is not None:
+        metrics = msgspec.structs.replace(metrics, targets_file=str(folder / metrics.targets_file))
+    return msgspec.structs.replace(config, access=_located(config.access, folder), metrics=metrics)
 
 
 def _located(access: AccessConfig, folder: Path) -> AccessConfig:

@@ -20,12 +20,16 @@ from cluster.access import read_pepper
 from cluster.config import AccessConfig
 from cluster.ledger import LedgerShell
 from cluster.loading import ProgressFile
+from cluster.metrics.engine import EngineFigures
+from cluster.metrics.exporter import export_in_background
+from cluster.metrics.router import RouterFigures
 from cluster.parts import Gate, OpenPump, open_access_log, open_app
 from replicas.api import FrameBatch
 from replicas.config import EngineConfig
 from router.app import App
 from router.backend import ReplicaBackend
 from router.callers import KeyedCallers, everybody
+from router.measures import RouterMeasures
 from router.pinned_router import PinnedRouter
 from router.quota import Quota
 from router.quota_client import LedgerGoneError, QuotaClient
@@ -140,7 +144,7 @@ class Replica:
     """One engine. Every method names the replica it is meant for and refuses to be another."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: EngineConfig, open_pump: OpenPump, progress_folder: str | None
+        self, config: EngineConfig, tiers: tuple[Tier, ...], open_pump: OpenPump, progress_folder: str | None
     ) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
         progress = ProgressFile.open(progress_folder, self._name)
@@ -151,7 +155,10 @@ class Replica:
             progress.fail(error)
             raise
         self._pump = opened.pump
+        names = {tier.level: tier.name for tier in tiers}
+        figures = EngineFigures(self._pump, names, opened.device, time.monotonic)
         self._pump.start()
+        self._export = export_in_background(figures.samples, _common_labels())
         progress.finish(self._pump.card, opened.facts)
 
     async def card(self, *, replica: str) -> bytes:
@@ -219,12 +226,15 @@ class Router:
         tiers: tuple[Tier, ...],
     ) -> None:
         transport = ServeTransport(replicas)
+        targets = {t.level: config.tier_itl_target_ms.get(t.level, config.itl_target_ms) for t in tiers}
+        measures = RouterMeasures(msgspec.structs.replace(t, itl_target_ms=targets[t.level]) for t in tiers)
         self._backend = ReplicaBackend(
             transport,
             router_id=serve.get_replica_context().replica_id.unique_id,
             first_epoch=time.time_ns(),
             draw=random.Random(),
             tiers=tiers,
+            measures=measures,
         )
         keyed = None if access.keys_file is None else KeyedCallers(tiers, read_pepper(access), time.time)
         quota = QuotaClient(
@@ -236,9 +246,13 @@ class Router:
             service=self._backend.service,
         )
         gate = Gate(identify=keyed or everybody(tiers), limits=quota, access=open_access_log(access.log))
-        self._app = await asyncio.to_thread(open_app, self._backend, config, transport.times, gate)
+        figures = RouterFigures(
+            measures=measures, backend=self._backend, times=transport.times, quota=quota, access=gate.access
+        )
+        self._app = await asyncio.to_thread(open_app, figures, config, gate)
         self._backend.start()
         self._exchange = asyncio.get_running_loop().create_task(quota.run(), context=Context())
+        self._export = export_in_background(figures.samples, _common_labels())
 
     def check_health(self) -> None:
         """Raise when this process should be replaced. Replicas or a ledger that are missing are no reason."""
@@ -247,6 +261,14 @@ class Router:
 
     def __serve_build_asgi_app__(self) -> App:
         return self._app
+
+
+class LedgerWithMetrics(LedgerShell):
+    """The ledger's process as Serve runs it."""
+
+    def __init__(self, access: AccessConfig, tiers: tuple[Tier, ...]) -> None:
+        super().__init__(access, tiers)
+        self._export = export_in_background(self.samples, _common_labels())
 
 
 # Not decorators: the classes stay importable by their names, so that Ray pickles them by reference.
@@ -267,10 +289,16 @@ ledger_deployment: Any = serve.deployment(
     graceful_shutdown_timeout_s=1.0,
     graceful_shutdown_wait_loop_s=0.1,
     ray_actor_options={"num_cpus": 0},
-)(LedgerShell)
+)(LedgerWithMetrics)
 router_deployment: Any = serve.deployment(
     name="Router", max_ongoing_requests=UNBOUNDED_REQUESTS, ray_actor_options={"num_cpus": 0}
 )(serve.ingress()(Router))
+
+
+def _common_labels() -> dict[str, str]:
+    context = serve.get_replica_context()
+    name = context.replica_id.unique_id
+    return {"application": context.app_name, "deployment": context.deployment, "replica": name}
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from contextvars import Context
 from typing import Final
 
 from cluster.access import read_catalogue, signature
 from cluster.config import AccessConfig
+from cluster.metrics.catalogue import Sample
+from cluster.metrics.ledger import ledger_samples
 from replicas.errors import ConfigError
 from router.ledger import Ledger
 from router.quota_messages import CatalogueQuery, Exchange, Hello, decode_request, encode
@@ -41,6 +44,10 @@ class LedgerShell:
                 return encode(self._ledger.hello(request, time.monotonic()))
             case Exchange():
                 return encode(self._ledger.exchange(request, time.monotonic()))
+
+    def samples(self) -> Iterator[Sample]:
+        """Read the figures for Prometheus."""
+        return ledger_samples(self._ledger, time.monotonic())
 
     def check_health(self) -> None:
         """Raise when this process should be replaced."""

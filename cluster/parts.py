@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cluster.metrics.router import RouterFigures
 from replicas.config import EngineConfig
 from replicas.engine import Engine
 from replicas.model_source import locate
@@ -11,12 +12,10 @@ from replicas.progress import Progress, silent
 from replicas.pump import EnginePump
 from router.access_log import AccessSink, AccessWriter, nowhere
 from router.app import App, build_app
-from router.backend import ReplicaBackend
 from router.callers import Identify
 from router.limits import Limits
 from router.stats import Stats
 from router.text import TextCodec
-from router.transport_times import TransportTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +23,7 @@ class OpenedPump:
     """A ready engine, not yet started."""
 
     pump: EnginePump
+    device: str = "cpu"
     facts: tuple[str, ...] = ()
     """For the start-up line: how this engine runs, a few words each."""
 
@@ -41,16 +41,17 @@ class Gate:
     access: AccessSink
 
 
-def open_app(backend: ReplicaBackend, config: EngineConfig, times: TransportTimes, gate: Gate) -> App:
+def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate) -> App:
     """Return the HTTP application; reads the model's tokenizer and chat template from its folder."""
     text = TextCodec.from_folder(locate(config.model, silent).folder)
     return build_app(
-        backend,
+        figures.backend,
         text,
         identify=gate.identify,
         limits=gate.limits,
         access=gate.access,
-        stats=lambda: Stats.of(backend.loads(), times.summary()),
+        stats=lambda: Stats.of(figures.backend.loads(), figures.times.summary()),
+        measures=figures.measures,
     )
 
 
@@ -79,5 +80,6 @@ def open_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
     threads = f"{opened.num_threads} thread{'s' if opened.num_threads > 1 else ''}"
     return OpenedPump(
         pump=EnginePump(engine, opened.card),
+        device=opened.device,
         facts=(f"numerics {opened.numerics}", f"quantization {opened.quantization}", attention, threads),
     )

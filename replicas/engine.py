@@ -40,7 +40,25 @@ class EngineCounters:
     runner_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A step as those see it who measure the engine."""
+
+    step_s: float
+    """Scheduling and bookkeeping included."""
+    gap_s: float | None
+    """Since the step before ended: the gap that its decodes saw. None after idle time."""
+    num_sequences: int
+    num_decodes: int
+    num_prompt_tokens: int
+    """Computed for prompts and for sequences that were preempted."""
+
+
 def _nothing(_: SamplingParams) -> None:
+    return
+
+
+def _unwatched(_: StepReport) -> None:
     return
 
 
@@ -71,11 +89,17 @@ class Engine:
         self._prepare = prepare
         self._vocab_size = vocab_size
         self._clock = clock
+        self._watch: Callable[[StepReport], None] = _unwatched
         self._step_started_at: float | None = None
+        self._step_ended_at: float | None = None
         self._last_step_s = 0.0
         self._prefill_tokens_per_s = 0.0
         self._slowest_recent_s = 0.0
         self._failed_steps = 0
+
+    def watch(self, observer: Callable[[StepReport], None]) -> None:
+        """Tell `observer` of every step from now on, in the thread that steps. It must return at once."""
+        self._watch = observer
 
     @property
     def capacity(self) -> Capacity:
@@ -133,11 +157,25 @@ class Engine:
         self._slowest_recent_s = max(self._last_step_s, 0.999 * self._slowest_recent_s)
         if not result.errors:
             self.step_time.observe(step.shape, self._last_step_s)
+        self._report(step, ended_at)
         if step.num_tokens > step.num_decodes and self._last_step_s > 0:
             rate = (step.num_tokens - step.num_decodes) / self._last_step_s
             old = self._prefill_tokens_per_s or rate
             self._prefill_tokens_per_s = old + PREFILL_RATE_GAIN * (rate - old)
         return outputs
+
+    def _report(self, step: Step, ended_at: float) -> None:
+        before_at = self._step_ended_at
+        self._step_ended_at = ended_at if self.has_work else None
+        self._watch(
+            StepReport(
+                step_s=self._last_step_s,
+                gap_s=None if before_at is None else ended_at - before_at,
+                num_sequences=len(step.sequences),
+                num_decodes=step.num_decodes,
+                num_prompt_tokens=step.num_tokens - step.num_decodes,
+            )
+        )
 
     def load(self) -> ReplicaLoad:
         return self.scheduler.load(self._last_step_s * 1e3, self._prefill_tokens_per_s)

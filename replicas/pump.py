@@ -23,6 +23,7 @@ from replicas.api import (
     FrameBatch,
     GenerateRequest,
     ModelCard,
+    ReplicaLoad,
     Subscribe,
     TokenDelta,
 )
@@ -101,6 +102,7 @@ class EnginePump:
         self._work = threading.Condition(self._lock)
         self._stopping = False
         self._failure: str | None = None
+        self._load = ReplicaLoad()
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
         self._batch_decoder = msgspec.msgpack.Decoder(CommandBatch)
         self._subscribe_decoder = msgspec.msgpack.Decoder(Subscribe)
@@ -173,6 +175,11 @@ class EnginePump:
         return self._failure or self.engine.stall_reason(self._clock())
 
     @property
+    def load(self) -> ReplicaLoad:
+        """The state after the last step. Thread-safe."""
+        return self._load
+
+    @property
     def num_open_requests(self) -> int:
         """Requests that some router still waits for."""
         with self._lock:
@@ -197,7 +204,7 @@ class EnginePump:
             for owner, deltas in self.engine.step().items():
                 outputs.setdefault(owner, []).extend(deltas)
         now = self._clock()
-        load = self.engine.load()
+        load = self._load = self.engine.load()
         with self._work:
             self._carry_out(self._sessions.publish(outputs, load, now, self._wall_clock()), now)
             self._expire(now)

@@ -56,6 +56,8 @@ class OpenedRunner:
     """Decodes are replayed from graphs."""
     quantization: Quantization
     num_threads: int
+    device: str
+    """Its kind: cpu or cuda."""
 
 
 def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunner:
@@ -117,6 +119,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         cuda_graphs=has_graphs,
         quantization=adapted.quantization,
         num_threads=num_threads,
+        device=device.type,
     )
 
 

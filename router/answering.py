@@ -1,7 +1,7 @@
 """A running answer: the generations of one HTTP request, merged, turned into text and written out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -16,6 +16,14 @@ from router.output import Emission, OutputText
 
 _MAX_DELTAS_AHEAD = 64
 """Deltas that the prompts of one request may be ahead of a client that reads slowly."""
+
+
+Wrote = Callable[[int, int, bool], None]
+"""An event is out: of which choice, how many of its tokens are out by now, whether it was the last."""
+
+
+def _unheard(_choice: int, _num_tokens: int, _is_last: bool) -> None:
+    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +42,10 @@ class Answer:
     With more outputs per prompt than `n` (best_of) the best n of each prompt are its choices.
     """
 
-    def __init__(self, runs: Sequence[PromptRun], n: int) -> None:
+    def __init__(self, runs: Sequence[PromptRun], n: int, wrote: Wrote = _unheard) -> None:
         self._runs = runs
         self._n = n
+        self._wrote = wrote
         self._cached: dict[int, int] = {}  # prompt -> its tokens that were cached
         self._abandoned = False
 
@@ -92,7 +101,10 @@ class Answer:
                     # A stop string is known here only: the replica would go on.
                     run.generation.abort(delta.index)
                 if emission.text or emission.entries or emission.finish_reason:
-                    yield prompt * self._n + delta.index, emission
+                    choice = prompt * self._n + delta.index
+                    yield choice, emission
+                    # Whoever asks for the next one has written this one.
+                    self._wrote(choice, output.num_tokens, emission.finish_reason is not None)
         if not self.is_complete:
             raise self._failure(None)
 

@@ -28,6 +28,7 @@ from router.generation import Backend
 from router.http import Exchange, Receive, Scope, Send
 from router.keys import refuse_key_in_query
 from router.limits import Limits, NoLimits
+from router.measures import RouterMeasures
 from router.stats import Stats
 from router.text import TextCodec
 from router.tokens import detokenize, tokenize
@@ -50,13 +51,15 @@ def build_app(
     stats: Callable[[], Stats] = Stats,
     limits: Limits | None = None,
     access: AccessSink = nowhere,
+    measures: RouterMeasures | None = None,
 ) -> App:
     """Return the OpenAI HTTP application over `backend`.
 
     `identify` and `limits` say who may ask for how much, `stats` answers GET /stats, `access` gets a line
-    per request.
+    per request, `measures` counts.
     """
-    return _RouterApp(backend, text, identify, stats, limits or NoLimits(), access)
+    measures = measures or RouterMeasures()
+    return _RouterApp(backend, text, identify, stats, limits or NoLimits(), access, measures)
 
 
 class _RouterApp:
@@ -68,17 +71,24 @@ class _RouterApp:
         stats: Callable[[], Stats],
         limits: Limits,
         access: AccessSink,
+        measures: RouterMeasures,
     ) -> None:
         self._backend = backend
         self._stats = stats
         self._identify = identify
         self._access = access
+        self._measures = measures
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
         self._created = int(time.time())
         self._text = text
         self._process = BodyProcess(text.folder)
         completions = Completions(
-            backend=backend, text=text, pool=self._pool, process=self._process, limits=limits
+            backend=backend,
+            text=text,
+            pool=self._pool,
+            process=self._process,
+            limits=limits,
+            measures=measures,
         )
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": completions.chat},
@@ -97,11 +107,10 @@ class _RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             exchange = Exchange(scope, receive, send, own_id=uuid.uuid4().hex)
-            began_at = asyncio.get_running_loop().time()
             try:
                 await self._handle(exchange)
             finally:
-                self._log_access(exchange, began_at)
+                self._note_end(exchange)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
@@ -127,23 +136,24 @@ class _RouterApp:
             _log.exception("request %s failed", exchange.request_id)
             await _refuse(exchange, internal_error())
 
-    def _log_access(self, exchange: Exchange, began_at: float) -> None:
+    def _note_end(self, exchange: Exchange) -> None:
         if exchange.path == "/health" and exchange.status == 200:
             return  # probes come every second
         is_known = exchange.path in self._routes
-        self._access(
-            access_line(
-                exchange.record,
-                at=time.time(),
-                request_id=exchange.request_id,
-                method=exchange.method,
-                route=exchange.path if is_known else _MODELS if exchange.path.startswith(_MODELS) else "",
-                status=exchange.status,
-                client_gone=exchange.client_gone,
-                first_byte_s=None if exchange.responded_at is None else exchange.responded_at - began_at,
-                duration_s=asyncio.get_running_loop().time() - began_at,
-            )
+        began_at = exchange.began_at
+        line = access_line(
+            exchange.record,
+            at=time.time(),
+            request_id=exchange.request_id,
+            method=exchange.method,
+            route=exchange.path if is_known else _MODELS if exchange.path.startswith(_MODELS) else "",
+            status=exchange.status,
+            client_gone=exchange.client_gone,
+            first_byte_s=None if exchange.responded_at is None else exchange.responded_at - began_at,
+            duration_s=time.monotonic() - began_at,
         )
+        self._measures.note_request(line)
+        self._access(line)
 
     def _route(self, exchange: Exchange) -> Handler:
         methods = self._routes.get(exchange.path)

@@ -17,10 +17,11 @@ from replicas.api import (
 )
 from router.admission import Admission, Ahead, Reject
 from router.connection import Connection
-from router.dispatch import Dispatcher, Verdict, Waiting
+from router.dispatch import Dispatcher, QueueState, Verdict, Waiting
 from router.errors import NoReplicaError, overloaded
 from router.fairness import service
 from router.fleet import Fleet
+from router.measures import RouterMeasures
 from router.prefix_index import prefix_hashes
 from router.replica_generation import Client, ReplicaGeneration
 from router.routing import Choice, choose
@@ -46,6 +47,7 @@ class ReplicaBackend:
         draw: Random,
         tiers: Iterable[Tier] = DEFAULT_TIERS,
         resume_wait_s: float = RESUME_WAIT_S,
+        measures: RouterMeasures | None = None,
     ) -> None:
         """`first_epoch` must be above all epochs of earlier processes with the same `router_id`."""
         self._draw = draw
@@ -66,6 +68,7 @@ class ReplicaBackend:
         self._unstarted: dict[int, ReplicaGeneration] = {}
         """Sent to a replica that has sent nothing of this attempt yet; the latest last."""
         tiers = tuple(tiers)
+        self._measures = measures or RouterMeasures(tiers)
         self._admission = Admission(tiers, draw)
         self._dispatcher = Dispatcher({tier.level: tier.aging_s for tier in tiers})
         self.service: Final = ServiceTally(
@@ -91,6 +94,11 @@ class ReplicaBackend:
         return self._fleet.card
 
     @property
+    def num_usable(self) -> int:
+        """Replicas that may be given work."""
+        return sum(c.card is not None and not c.draining for c in self._fleet)
+
+    @property
     def num_generations(self) -> int:
         """Requests in flight."""
         return len(self._generations)
@@ -103,6 +111,10 @@ class ReplicaBackend:
     def ready(self) -> bool:
         """Whether a request could start now."""
         return self.card is not None
+
+    def queues(self) -> dict[int, QueueState]:
+        """What waits in this router, by tier."""
+        return self._dispatcher.queues(self._now())
 
     def loads(self) -> dict[str, ReplicaLoad]:
         """The last report of every connected replica, draining ones included."""
@@ -137,7 +149,7 @@ class ReplicaBackend:
             trace_id=trace_id,
         )
         client = Client(tenant=tenant, weight=weight, hashes=prefix_hashes(prompt_ids, cache_salt))
-        generation = ReplicaGeneration(request, client, self._forget)
+        generation = ReplicaGeneration(request, client, self._forget, self._measures.tier(tier))
         generation.predicted_ttft_s = decision.predicted_ttft_s
         self._generations[request.request_id] = generation
         waiting = generation.as_waiting(self._now())
@@ -252,8 +264,8 @@ class ReplicaBackend:
         assert connection.card is not None, f"{choice.replica} was chosen without a card"
         request_id = generation.request.request_id
         self._timers.pop(request_id).cancel()
-        generation.send_to(connection, connection.card.fingerprint, starved_s)
-        generation.starving_since = self._now() - starved_s
+        generation.send_to(connection, connection.card.fingerprint, starved_s, self._now())
+        self._measures.note_choice(len(generation.request.prompt_ids), choice.matched)
         connection.submit(generation.request, generation.client.hashes)
         self._unstarted[request_id] = generation
         if not generation.has_begun:  # a loss later on is not the tenant's doing
@@ -277,6 +289,7 @@ class ReplicaBackend:
             is_outranked = is_in_the_way and self._dispatcher.is_outranked(request.tier, request.waited_s)
             if is_outranked or any(map(generation.could_start_on, self._fleet)):
                 generation.is_withdrawn = True
+                self._measures.num_withdrawn += 1
                 connection.withdraw(request.request_id)
                 return
 
@@ -335,6 +348,7 @@ class ReplicaBackend:
             self._unstarted.pop(delta.request_id, None)
             generation.fail(delta.error or "the replica of this request was lost")
             return
+        self._measures.num_resumed += 1
         self._go_on_elsewhere(generation)
         self._dispatch_soon()
 
@@ -344,6 +358,7 @@ class ReplicaBackend:
         for generation in remaining:
             if any(generation.fits(other) for other in self._fleet):
                 connection.abort(generation.request.request_id)
+                self._measures.num_resumed += 1
                 self._go_on_elsewhere(generation)
                 self._dispatch()
         return bool(remaining)

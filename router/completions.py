@@ -19,6 +19,7 @@ from router.formats import AnswerFormat, AnswerHead, ChatFormat, CompletionForma
 from router.generation import Backend
 from router.http import Exchange
 from router.limits import Limits, Reservation
+from router.measures import AnswerTiming, RouterMeasures
 from router.output import OutputText
 from router.preparation import Endpoint, Prepared, prepare
 from router.protocol import ChatBody
@@ -49,8 +50,11 @@ class Completions:
     pool: ThreadPoolExecutor
     process: BodyProcess
     limits: Limits
+    measures: RouterMeasures
     draw_seed: Callable[[], int] = _draw_seed
     now: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    """That of Exchange.began_at."""
 
     async def chat(self, exchange: Exchange, caller: Caller) -> None:
         """Answer a chat request. Raises ApiError, NoReplicaError, ClientGoneError."""
@@ -83,8 +87,9 @@ class Completions:
         level = exchange.record.level = caller.level_for(asked.body.priority)
         max_tokens = [max_tokens_for(asked.body, len(i), card, asked.param) for i in asked.prompts]
         reservation = await self._reserve(exchange, caller, asked, max_tokens)
+        timing = self.measures.begin_answer(level, exchange.began_at, self.clock)
         try:
-            answer = await self._start(exchange, caller, level, asked, max_tokens)
+            answer = await self._start(exchange, caller, timing, asked, max_tokens)
             try:
                 exchange.watch(answer.abandon)
                 await self._write(exchange, answer, asked, card)
@@ -97,6 +102,7 @@ class Completions:
             reservation.cancel()  # nothing of it has been sent
             raise
         finally:
+            timing.end()
             record = exchange.record
             reservation.settle(record.prompt_tokens + record.completion_tokens)
 
@@ -123,7 +129,12 @@ class Completions:
             await write_whole(exchange, answer, form)
 
     async def _start(
-        self, exchange: Exchange, caller: Caller, level: int, asked: Prepared, max_tokens: list[int]
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        timing: AnswerTiming,
+        asked: Prepared,
+        max_tokens: list[int],
     ) -> Answer:
         """Start every prompt, or none. Raises ApiError, NoReplicaError."""
         body = asked.body
@@ -142,7 +153,7 @@ class Completions:
                         grammar=asked.grammar,
                     ),
                     n=num_generated,
-                    tier=level,
+                    tier=timing.level,
                     cache_salt=caller.cache_salt,
                     trace_id=exchange.request_id,
                     tenant=caller.tenant.name,
@@ -158,7 +169,7 @@ class Completions:
         except BaseException:
             Answer(runs, n).abandon()
             raise
-        return Answer(runs, n)
+        return Answer(runs, n, timing.wrote)
 
     def _format(self, asked: Prepared, card: ModelCard, *, wants_usage: bool) -> AnswerFormat:
         is_chat = isinstance(asked.body, ChatBody)

@@ -55,6 +55,15 @@ class Waiting:
         return self.passed_since is not None and now - self.passed_since > PATIENCE_S
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What waits in one tier."""
+
+    num_requests: int
+    oldest_s: float
+    """How long the one that came first has waited."""
+
+
 Place = Callable[[Waiting, float], Verdict]
 """Try to give a request to a replica. The number: seconds its tier has starved."""
 
@@ -114,6 +123,15 @@ class Dispatcher:
         """Requests of exactly this tier."""
         queue = self._tiers.get(tier)
         return 0 if queue is None else len(queue)
+
+    def queues(self, now: float) -> dict[int, QueueState]:
+        """Describe the tiers in which something waits, by level. O(waiting)."""
+        states: dict[int, QueueState] = {}
+        for waiting in self._waiting.values():  # the longest waiting first
+            if waiting.tier not in states:
+                queue = self._tiers[waiting.tier]
+                states[waiting.tier] = QueueState(len(queue), now - waiting.queued_at)
+        return states
 
     def num_ahead(self, tier: int) -> int:
         """Outputs that wait in this tier and the better ones."""

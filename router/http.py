@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, own_id: str) -> None:
         """`own_id` names the request when the client's X-Request-Id is absent or not sane."""
+        self.began_at: Final = time.monotonic()  # an event loop's own clock may have a grain of 1 ms
         self.method: Final[str] = scope["method"]
         self.path: Final[str] = scope["path"].removeprefix(scope.get("root_path", ""))
         self.headers: Final[dict[bytes, bytes]] = dict(scope["headers"])
@@ -37,7 +39,7 @@ class Exchange:
         """Sent with whatever answer it will be."""
         self.status: int | None = None
         self.responded_at: float | None = None
-        """When the status line went out, on the event loop's clock."""
+        """When the status line went out."""
         self._num_keys = sum(name == b"authorization" for name, _ in scope["headers"])
         self.started = False
         """The status line is out: it can no longer be changed."""
@@ -126,7 +128,7 @@ class Exchange:
     async def _start(self, status: int, headers: list[Header]) -> None:
         self.started = True
         self.status = status
-        self.responded_at = asyncio.get_running_loop().time()
+        self.responded_at = time.monotonic()
         headers.append((b"x-request-id", self.request_id.encode()))
         headers += self.extra_headers
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})

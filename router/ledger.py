@@ -11,7 +11,7 @@ others were told.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -140,6 +140,10 @@ class Ledger:
     def num_accounts(self) -> int:
         """Tenants that used something within the last minutes."""
         return len(self._accounts)
+
+    def active_tenants(self) -> Iterator[Tenant]:
+        """Yield the tenants that used something within the last minutes."""
+        return (self._tenants[name] for name in self._accounts)
 
     def left(self, tenant: str, now: float) -> Levels | None:
         """What nobody has leased of a tenant's limits; None for an unknown tenant."""

@@ -10,6 +10,7 @@ from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
 from router.dispatch import Waiting
 from router.errors import ApiError
+from router.measures import TierMeasures
 from router.resume import Transcript, without_output
 
 
@@ -32,7 +33,11 @@ class ReplicaGeneration:
     """
 
     def __init__(
-        self, request: GenerateRequest, client: Client, forget: Callable[["ReplicaGeneration"], None]
+        self,
+        request: GenerateRequest,
+        client: Client,
+        forget: Callable[["ReplicaGeneration"], None],
+        measures: TierMeasures,
     ) -> None:
         """`forget` is called when the consumer aborts what is left of it."""
         self.client = client
@@ -56,6 +61,8 @@ class ReplicaGeneration:
         self.is_withdrawn = False
         """Its present replica was asked to give it back."""
         self._forget = forget
+        self._measures = measures
+        self._queued_at = self._sent_at = 0.0
         self._transcript = Transcript(request.indexes)
         self._waiting: dict[int, TokenDelta] = {}  # by output index, oldest first
         self._num_unread = len(request.indexes)  # outputs whose finish the consumer has not seen
@@ -86,6 +93,7 @@ class ReplicaGeneration:
 
     def as_waiting(self, now: float) -> Waiting:
         """Describe what is left of it to the dispatcher."""
+        self._queued_at = now
         request = self.request
         return Waiting(
             key=request.request_id,
@@ -109,14 +117,21 @@ class ReplicaGeneration:
         is_ready = other.num_ready_seats >= self.request.num_outputs
         return other is not self.connection and is_ready and self.fits(other)
 
-    def send_to(self, connection: Connection, fingerprint: str, starved_s: float) -> None:
+    def send_to(self, connection: Connection, fingerprint: str, starved_s: float, now: float) -> None:
         """Note whose replica works on it from now on; `starved_s` is what aging counts there."""
+        self._sent_at = now
+        self.starving_since = now - starved_s
+        if not self.has_begun:
+            self._measures.queue_wait_ms.observe((now - self._queued_at) * 1e3)
         self.connection = connection
         self.fingerprint = fingerprint
         self.request = msgspec.structs.replace(self.request, waited_s=starved_s)
 
     def push(self, delta: TokenDelta) -> None:
         """Hand a delta of the present attempt to the consumer."""
+        if not self.has_begun and delta.token_ids:
+            now = asyncio.get_running_loop().time()
+            self._measures.replica_ttft_ms.observe((now - self._sent_at) * 1e3)
         self.has_begun = True
         self._transcript.take(delta)
         waiting = self._waiting.get(delta.index)

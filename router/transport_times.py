@@ -6,6 +6,7 @@ from collections import deque
 import msgspec
 
 from replicas.api import FrameBatch
+from router.histogram import LEG_EDGES_MS, Histogram
 
 MAX_SAMPLES = 4096
 
@@ -29,16 +30,22 @@ class TransportSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransportTimes:
-    """The last 4,096 frame batches of all replicas."""
+    """Of the frame batches of all replicas: the last 4,096, and counts of all."""
 
     def __init__(self) -> None:
         self._engine_to_frame: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._frame_to_router: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self.engine_to_frame_ms = Histogram(LEG_EDGES_MS)
+        """Of all that ever came; likewise the next."""
+        self.frame_to_router_ms = Histogram(LEG_EDGES_MS)
 
     def observe(self, batch: FrameBatch, arrived_at: float) -> None:
         """Note a batch that arrived at this wall-clock second. O(1)."""
+        travelled_s = arrived_at - batch.handed_at
         self._engine_to_frame.append(batch.delay_s)
-        self._frame_to_router.append(arrived_at - batch.handed_at)
+        self._frame_to_router.append(travelled_s)
+        self.engine_to_frame_ms.observe(batch.delay_s * 1e3)
+        self.frame_to_router_ms.observe(travelled_s * 1e3)
 
     def summary(self) -> TransportSummary:
         return TransportSummary(

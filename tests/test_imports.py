@@ -21,6 +21,7 @@ ONLY_IN = {
     "ray": (
         "cluster/app.py",
         "cluster/deployments.py",
+        "cluster/metrics/exporter.py",
         "cluster/serve_policy.py",
         "cluster/cli.py",
         "cluster/deploy/cluster_file.py",

@@ -43,7 +43,11 @@ def test_tier_numbers_may_be_strings_as_json_has_them() -> None:
         ({"replica": 2}, "replica: unknown key; did you mean replicas?"),
         ({"engine": {"max_num_seq": 2}}, "engine.max_num_seq: unknown key; did you mean max_num_seqs?"),
         ({"router": {"zzz": 1}}, "router.zzz: unknown key; known here: replicas"),
-        ({3: 1}, "3: unknown key; known here: name, replicas, drain_s, engine, router, http, tiers, access"),
+        (
+            {3: 1},
+            "3: unknown key; known here: name, replicas, drain_s, engine, router, http, tiers, access, "
+            "metrics",
+        ),
         ({"http": {"port": 70000}}, "http.port: Expected `int` <= 65535"),
         ({"replicas": 0}, "replicas: Expected `int` >= 1"),
         ({"replicas": True}, "replicas: Expected `int`, got `bool`"),

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from replicas.api import FinishReason
+from replicas.engine import StepReport
 from replicas.errors import PromptTooLongError, RequestError
 from replicas.step import Step, StepResult
 from tests.replicas.fake_runner import (
@@ -180,3 +181,30 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+def test_every_step_is_reported_with_the_gap_that_its_decodes_saw() -> None:
+    clock = Clock()
+    built, runner = engine(clock)
+    reports: list[StepReport] = []
+    built.watch(reports.append)
+    execute = runner.execute
+
+    def timed(step: Step) -> StepResult:
+        clock.now += 0.02
+        return execute(step)
+
+    runner.execute = timed  # type: ignore[method-assign]
+    built.add(request(1, 6, max_tokens=3), "a")
+    built.step()
+    clock.now += 0.01  # others use the thread
+    built.step()
+    built.step()
+    built.add(request(2, 5, max_tokens=1), "a")
+    built.step()
+    seen = [(r.num_sequences, r.num_decodes, r.num_prompt_tokens) for r in reports]
+    assert seen == [(1, 0, 6), (1, 1, 0), (1, 1, 0), (1, 0, 5)]
+    assert [r.step_s for r in reports] == [pytest.approx(0.02)] * 4
+    assert reports[0].gap_s is None
+    assert [r.gap_s for r in reports[1:3]] == [pytest.approx(0.03), pytest.approx(0.02)]
+    assert reports[3].gap_s is None  # nothing ran before it

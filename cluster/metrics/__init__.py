@@ -1,0 +1,1 @@
+"""What Headway exports for Prometheus: the catalogue, the sources of its figures, the way through Ray."""
