@@ -69,7 +69,8 @@ def serving(
         display.show("starting Ray", None)
         os.environ.update(serve_environment(config.http, folder, free_ports(random.Random())))
         os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_haproxy(folder))
-        os.environ["RAY_metrics_report_interval_ms"] = str(round(config.metrics.report_interval_s * 1e3))
+        report_ms = str(round(config.metrics.report_interval_s * 1e3))
+        os.environ.update({"RAY_metrics_report_interval_ms": report_ms})
         from cluster import app  # only now: Serve reads its environment when it is imported
 
         if address is None:
