@@ -323,6 +323,8 @@ class CommandBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The highest frame number that arrived with all before it."""
     demand: tuple[TierDemand, ...] = ()
     """What the router has queued: credits are split by it."""
+    counters: bytes = b""
+    """For whoever asks the replica what its routers see (EnginePump.counters); it does not look inside."""
 
 
 class BatchReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

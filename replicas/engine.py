@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, SamplingParams, TokenDelta
+from replicas.capability import Capability, capability
 from replicas.config import ResolvedConfig
 from replicas.credits import Capacity
 from replicas.errors import PromptTooLongError, RequestError
@@ -179,6 +180,12 @@ class Engine:
 
     def load(self) -> ReplicaLoad:
         return self.scheduler.load(self._last_step_s * 1e3, self._prefill_tokens_per_s)
+
+    def capability(self, load: ReplicaLoad) -> Capability:
+        """How much work this engine can take, its sequences being as long as those of `load`. Callable from
+        any thread."""
+        used_tokens = (load.num_blocks - load.free_blocks) * self._config.block_size
+        return capability(self._config, self.step_time, used_tokens / max(1, load.num_running))
 
     def kv_utilisation(self) -> float:
         """Live tokens / slots of allocated blocks, now; 1.0 when nothing is allocated.

@@ -30,8 +30,7 @@ class PrefillBudget:
         self._taken = 0
         self._limit_s = None
         if self._chunked and step.num_decodes and (target_ms := _strictest_target_ms(config, step)):
-            target_s = target_ms / 1e3
-            self._limit_s = target_s - min(step_time.residual_q99_s, MAX_MARGIN * target_s)
+            self._limit_s = step_limit_s(target_ms, step_time)
 
     def could_take(self, num_tokens: int) -> bool:
         """Whether a sequence with so many tokens to compute can get any of them into this step."""
@@ -60,6 +59,12 @@ class PrefillBudget:
             self.at_floor = True
             granted = floor
         return granted
+
+
+def step_limit_s(target_ms: float, step_time: StepTimeModel) -> float:
+    """How long a step may be predicted to take, for its gap to stay within an ITL target."""
+    target_s = target_ms / 1e3
+    return target_s - min(step_time.residual_q99_s, MAX_MARGIN * target_s)
 
 
 def _strictest_target_ms(config: ResolvedConfig, step: Step) -> float | None:

@@ -35,6 +35,7 @@ from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, Wi
 EXPIRE_INTERVAL_S: Final = 0.25
 IDLE_CHECK_S: Final = 1.0
 """The integrity of the KV cache is checked once after so long without work."""
+COUNTERS_TTL_S: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ class EnginePump:
         self._wall_clock = wall_clock
         self._sessions = Sessions(card.replica_epoch, engine.capacity)
         self._subscriptions: dict[int, Subscription] = {}
+        self._counters: dict[str, tuple[float, bytes]] = {}
         self._next_key = 0
         self._commands: deque[EngineCommand] = deque()
         self._lock = threading.Lock()
@@ -123,6 +125,8 @@ class EnginePump:
         message = self._batch_decoder.decode(batch)
         with self._work:
             now = self._clock()
+            if message.counters:
+                self._counters[message.router_id] = (now, message.counters)
             applied = self._sessions.apply(message, now)
             self._carry_out(applied.effects, now)
         return msgspec.msgpack.encode(msgspec.structs.replace(applied.reply, failure=self.failure()))
@@ -178,6 +182,13 @@ class EnginePump:
     def load(self) -> ReplicaLoad:
         """The state after the last step. Thread-safe."""
         return self._load
+
+    def counters(self) -> list[bytes]:
+        """The last counters of every router that has sent some within a minute. Thread-safe."""
+        with self._lock:
+            since = self._clock() - COUNTERS_TTL_S
+            self._counters = {name: sent for name, sent in self._counters.items() if sent[0] >= since}
+            return [counters for _, counters in self._counters.values()]
 
     @property
     def num_open_requests(self) -> int:

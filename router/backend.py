@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final
 
+import msgspec
+
 from replicas.api import (
     FinishReason,
     GenerateRequest,
@@ -17,6 +19,7 @@ from replicas.api import (
 )
 from router.admission import Admission, Ahead, Reject
 from router.connection import Connection
+from router.demand_tally import DemandTally
 from router.dispatch import Dispatcher, QueueState, Verdict, Waiting
 from router.errors import NoReplicaError, overloaded
 from router.fairness import service
@@ -63,7 +66,9 @@ class ReplicaBackend:
             heard=self._dispatch_soon,
             demand=self._demand,
             leave=self._move_from,
+            counters=self._counters,
         )
+        self._demand_tally = DemandTally(router_id, first_epoch)
         self._generations: dict[int, ReplicaGeneration] = {}
         self._unstarted: dict[int, ReplicaGeneration] = {}
         """Sent to a replica that has sent nothing of this attempt yet; the latest last."""
@@ -132,12 +137,14 @@ class ReplicaBackend:
         tenant: str = "",
         weight: float = 1.0,
     ) -> ReplicaGeneration:
+        self._demand_tally.note_request(tier, len(prompt_ids), n, sampling.max_tokens)
         if not self.ready():
             raise NoReplicaError("no replica can serve now")
         decision = self._admission.decide(
             tier, self._ahead(tier, len(prompt_ids)), self.loads().values(), self._now()
         )
         if isinstance(decision, Reject):
+            self._demand_tally.note_refusal(tier)
             raise overloaded(decision.message, code=decision.reason, retry_after_s=decision.retry_after_s)
         request = GenerateRequest(
             request_id=next(self._request_ids),
@@ -206,6 +213,7 @@ class ReplicaBackend:
         """Refuse a new request that no replica took within its tier's limit."""
         generation = self._generations[request_id]
         tier = generation.request.tier
+        self._demand_tally.note_refusal(tier)
         self._stop_waiting(request_id)
         ahead = self._ahead(tier, len(generation.request.prompt_ids))
         expired = self._admission.expired(tier, ahead, self.loads().values(), self._now())
@@ -230,6 +238,10 @@ class ReplicaBackend:
 
     def _demand(self) -> tuple[TierDemand, ...]:
         return self._dispatcher.demand(len(self._fleet))
+
+    def _counters(self) -> bytes:
+        """What the autoscaler is told of this router."""
+        return msgspec.msgpack.encode(self._demand_tally.report(self._dispatcher, self._measures))
 
     def _place(self, waiting: Waiting, starved_s: float) -> Verdict:
         """Submit a request to the best replica with room for it, if there is one."""
@@ -328,6 +340,7 @@ class ReplicaBackend:
             self._taken_back(generation)
             return
         self._unstarted.pop(delta.request_id, None)
+        self._demand_tally.note_delta(generation.request.tier, delta)
         if delta.num_cached_tokens is not None:  # its other outputs find what the first one computed
             self._refund(generation, delta.num_cached_tokens)
         self._charge(generation, 0, len(delta.token_ids))

@@ -57,10 +57,12 @@ class Connection:
         fail: Callable[[TokenDelta], None],
         heard: Callable[[], None],
         demand: Callable[[], tuple[TierDemand, ...]],
+        counters: Callable[[str], bytes],
     ) -> None:
         """`deliver` gets every delta of the replica, `fail` an error for every output that was open when
         an epoch ended; `heard` is called after every frame and reply: credits may have come. `demand` is
-        asked for what waits for credits."""
+        asked for what waits for credits, `counters` for what the replica of this name is to be told with a
+        ping."""
         self.replica = replica
         self.card: ModelCard | None = None
         """As of the current epoch; None while none is open."""
@@ -74,6 +76,8 @@ class Connection:
         self._fail = fail
         self._heard = heard
         self._demand = demand
+        self._counters = counters
+        self._is_ping_due = False
         self._heard_at = -math.inf
         self._prefixes = PrefixIndex(0)
         self._over: asyncio.Future[None]
@@ -226,6 +230,7 @@ class Connection:
 
     async def _ping(self) -> None:
         while True:
+            self._is_ping_due = True
             self._send_soon()
             await asyncio.sleep(PING_INTERVAL_S)
 
@@ -240,7 +245,9 @@ class Connection:
         streams = self.streams
         if streams is None:
             return
-        batch = _encode(streams.take_batch(() if self.draining else self._demand()))
+        counters = self._counters(self.replica) if self._is_ping_due else b""
+        self._is_ping_due = False
+        batch = _encode(streams.take_batch(() if self.draining else self._demand(), counters))
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 reply = await self._transport.send(self.replica, batch)

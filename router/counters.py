@@ -9,16 +9,11 @@ from typing import Final
 
 import msgspec
 
-TTFT_EDGES_MS: Final = (
-    *(10.0, 20.0, 50.0, 100.0, 150.0, 200.0, 300.0, 500.0, 750.0, 1000.0, 1500.0, 2000.0, 3000.0),
-    *(5000.0, 7500.0, 10_000.0, 15_000.0, 20_000.0, 30_000.0, 60_000.0),
-)
-"""Upper edges of the buckets of times to the first token."""
-ITL_EDGES_MS: Final = (
-    *(1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 75.0, 100.0, 150.0),
-    *(200.0, 300.0, 500.0, 1000.0, 2000.0, 5000.0),
-)
-"""Of gaps between tokens."""
+from router.histogram import ITL_EDGES_MS, WAIT_EDGES_MS
+
+TTFT_EDGES_MS: Final = WAIT_EDGES_MS
+
+__all__ = ["ITL_EDGES_MS", "TTFT_EDGES_MS", "RouterCounters", "TierCounters"]
 
 
 class TierCounters(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -13,7 +13,7 @@ ones, as it would if every request aged for itself.
 import enum
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,6 +47,8 @@ class Waiting:
     num_outputs: int
     num_tokens: int
     """Of its prompt and what it resumes."""
+    max_tokens: int
+    """Most tokens of each output."""
     queued_at: float
     passed_since: float | None = None
     """When it was first passed by for want of room."""
@@ -118,6 +120,10 @@ class Dispatcher:
 
     def __contains__(self, key: int) -> bool:
         return key in self._waiting
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """All requests that wait, the longest first."""
+        return iter(self._waiting.values())
 
     def num_waiting(self, tier: int) -> int:
         """Requests of exactly this tier."""

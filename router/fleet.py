@@ -13,6 +13,9 @@ from router.transport import Transport
 DRAIN_PATIENCE_S: Final = 10.0
 """A stream that runs longer than this on a draining replica moves to another one that has room."""
 
+NUM_TOLD: Final = 3
+"""Replicas that pass a router's counters on. More than one: any may be lost, or busy."""
+
 
 class Fleet:
     """Follows the carrier's replicas: connects to new ones, and leaves drained ones. One event loop only."""
@@ -28,9 +31,10 @@ class Fleet:
         heard: Callable[[], None],
         demand: Callable[[], tuple[TierDemand, ...]],
         leave: Callable[[Connection], bool],
+        counters: Callable[[], bytes],
     ) -> None:
         """Most are those of Connection. `leave` moves streams away from a replica that drains for long;
-        False when none is left."""
+        False when none is left. `counters` is asked for what a few of the replicas are to be told."""
         self._transport = transport
         self._router_id = router_id
         self._epochs = itertools.count(first_epoch)
@@ -39,6 +43,7 @@ class Fleet:
         self._heard = heard
         self._demand = demand
         self._leave = leave
+        self._counters = counters
         self._candidates: frozenset[str] = frozenset()
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -111,11 +116,17 @@ class Fleet:
             fail=self._fail,
             heard=self._heard,
             demand=self._demand,
+            counters=self._counters_for,
         )
         self._connections[name] = connection
         task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._disconnected(name))
+
+    def _counters_for(self, replica: str) -> bytes:
+        """What a replica is told: they all reach the same autoscaler, so a few of them are enough."""
+        told = sorted(self._candidates)[:NUM_TOLD]
+        return self._counters() if replica in told else b""
 
     def _disconnected(self, name: str) -> None:
         del self._connections[name], self._tasks[name]

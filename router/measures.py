@@ -178,6 +178,13 @@ class RouterMeasures:
         open_here = (answer for answer in self.open_answers if self.tier_name(answer.level) == name)
         return 1e3 * max((answer.open_gap_s() for answer in open_here), default=0.0)
 
+    def num_stalled(self, level: int) -> int:
+        """Streams of a tier that have waited for their next token for longer than the ITL target already."""
+        target_ms = self.tier(level).itl_target_ms
+        if target_ms is None:
+            return 0
+        return sum(a.level == level and a.open_gap_s() * 1e3 > target_ms for a in self.open_answers)
+
     def note_request(self, line: AccessLine) -> None:
         """Count a request that has ended. Other routes than completions are not counted."""
         if line.route not in COUNTED_ROUTES:

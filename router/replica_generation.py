@@ -101,6 +101,7 @@ class ReplicaGeneration:
             tier=request.tier,
             num_outputs=request.num_outputs,
             num_tokens=len(request.prompt_ids) + sum(map(len, request.resumed_output_ids)),
+            max_tokens=request.sampling.max_tokens,
             queued_at=now,
         )
 

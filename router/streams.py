@@ -141,8 +141,9 @@ class ReplicaStreams:
         """Ask for an open request back; if it has not started there, its outputs finish with `abort`."""
         self._unapplied.append(Withdraw(request_id, self._open[request_id].attempt))
 
-    def take_batch(self, demand: tuple[TierDemand, ...] = ()) -> CommandBatch:
-        """Return what is to be sent now; a ping if there is nothing. `demand` is what waits for credits.
+    def take_batch(self, demand: tuple[TierDemand, ...] = (), counters: bytes = b"") -> CommandBatch:
+        """Return what is to be sent now; a ping if there is nothing. `demand` is what waits for credits,
+        `counters` goes along as it is.
 
         Exactly one call of `replied` or `lost` must follow for every batch taken.
         """
@@ -154,6 +155,7 @@ class ReplicaStreams:
             commands=commands,
             acked_frame=self._received,
             demand=demand,
+            counters=counters,
         )
         self.is_demanding = bool(demand)
         self._num_sent = len(self._unapplied)

@@ -229,7 +229,9 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
     def waiting() -> Waiting:
         key = next(keys)
         tenant = f"tenant-{draw.randrange(num_tenants)}"
-        return Waiting(key=key, tenant=tenant, tier=key % 3, num_outputs=1, num_tokens=1024, queued_at=0.0)
+        return Waiting(
+            key=key, tenant=tenant, tier=key % 3, num_outputs=1, num_tokens=1024, max_tokens=64, queued_at=0.0
+        )
 
     for _ in range(num_queued):
         dispatcher.add(waiting())

@@ -15,7 +15,9 @@ def make_dispatcher() -> Dispatcher:
 def make_waiting(
     key: int, tier: int = 0, tenant: str = "t", num_outputs: int = 1, at: float = 0.0
 ) -> Waiting:
-    return Waiting(key=key, tenant=tenant, tier=tier, num_outputs=num_outputs, num_tokens=10, queued_at=at)
+    return Waiting(
+        key=key, tenant=tenant, tier=tier, num_outputs=num_outputs, num_tokens=10, max_tokens=64, queued_at=at
+    )
 
 
 def placed(dispatcher: Dispatcher, now: float = 0.0, seats: int = 100) -> list[int]:
