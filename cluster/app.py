@@ -14,11 +14,12 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application, RunTarget
+from ray.serve.config import AutoscalingConfig as ServeAutoscaling
+from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from cluster.config import ClusterConfig, HttpConfig, parse_config
 from cluster.deployments import ledger_deployment, replica_deployment, router_deployment
-from cluster.environment import connect_problem
 from cluster.errors import StartError
 from cluster.loading import LoadState, read_progress
 from cluster.parts import OpenPump, open_pump
@@ -28,6 +29,10 @@ from router.tenants import Tier
 
 POLL_S: Final = 0.1
 TARGETS_FILE: Final = "prom_metrics_service_discovery.json"
+STATS_INTERVAL_S: Final = 1.0
+"""Between two reports of a replica to the autoscaler."""
+STATS_KEPT_S: Final = 3.0
+"""Only the last value of each figure counts; older ones travel with it for so long."""
 
 
 def build(arguments: dict[str, Any]) -> Application:
@@ -51,7 +56,7 @@ def application(
     engine = _with_tier_targets(engine, config.tiers)
     num_cpus = engine.num_threads or 1
     replicas = replica_deployment.options(
-        num_replicas=config.replicas,
+        **_number(config, engine),
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": 1 if is_gpu else 0},
         graceful_shutdown_timeout_s=config.drain_s,
     ).bind(engine, config.tiers, open_pump, None if progress_folder is None else str(progress_folder))
@@ -61,6 +66,31 @@ def application(
     ledger = ledger_deployment.bind(config.access, config.tiers)
     app: Application = routers.bind(replicas, ledger, engine, config.access, config.tiers)
     return app
+
+
+def _number(config: ClusterConfig, engine: EngineConfig) -> dict[str, Any]:
+    """How many replicas, as options of a deployment. The policy has delays and factors of its own."""
+    scaling = config.autoscaling
+    if scaling is None:
+        return {"num_replicas": config.replicas}
+    tiers = tuple(
+        msgspec.structs.replace(t, itl_target_ms=engine.tier_itl_target_ms.get(t.level, engine.itl_target_ms))
+        for t in config.tiers
+    )
+    serve_config = ServeAutoscaling(
+        min_replicas=scaling.min_replicas,
+        initial_replicas=config.replicas,
+        max_replicas=scaling.max_replicas,
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        metrics_interval_s=STATS_INTERVAL_S,
+        look_back_period_s=STATS_KEPT_S,
+        policy=AutoscalingPolicy(
+            policy_function="cluster.serve_policy:SlaPolicy",
+            policy_kwargs=msgspec.to_builtins(msgspec.structs.replace(scaling, tiers=tiers)),
+        ),
+    )
+    return {"autoscaling_config": serve_config}
 
 
 def _runs_on_gpu(config: ClusterConfig) -> bool:
@@ -87,7 +117,7 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
     The environment of this process must hold `serve_environment` since before `ray.serve` was imported.
     """
     _quieten()
-    num_cpus = config.replicas * (config.engine.num_threads or 1)
+    num_cpus = config.most_replicas * (config.engine.num_threads or 1)
     try:
         ray.init(
             "local",
@@ -124,9 +154,9 @@ def _write_targets(folder: Path, also: str | None) -> None:
 def _check_gpus(config: ClusterConfig) -> None:
     """Refuse what would wait for ever: on one machine no further GPU will come."""
     num_gpus = int(ray.cluster_resources().get("GPU", 0))
-    if config.engine.device == "cuda" and num_gpus < config.replicas:
+    if config.engine.device == "cuda" and num_gpus < config.most_replicas:
         raise ConfigError(
-            f"device cuda: {config.replicas} replica(s) need a GPU each, this machine has {num_gpus}"
+            f"device cuda: {config.most_replicas} replica(s) need a GPU each, this machine has {num_gpus}"
         )
 
 
@@ -134,18 +164,15 @@ def _check_gpus(config: ClusterConfig) -> None:
 def running_ray(config: ClusterConfig, address: str) -> Iterator[None]:
     """Connect to a cluster for the time of the block; the application is removed at its end."""
     _quieten()
-    if (problem := connect_problem(address)) is not None:  # Ray would try for two minutes
-        raise ConfigError(f"no Ray cluster at {address}: {problem}")
     try:
-        with _silent_stderr():
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (RayError, RuntimeError, OSError, ValueError) as error:
         hint = (
-            "is the token in RAY_AUTH_TOKEN or ~/.ray/auth_token the cluster's?"
-            if os.environ.get("RAY_AUTH_MODE") == "token"
-            else "RAY_AUTH_MODE=token is needed if it asks for a token"
+            ""
+            if os.environ.get("RAY_AUTH_MODE")
+            else "; RAY_AUTH_MODE=token is needed if it asks for a token"
         )
-        raise ConfigError(f"no Ray cluster at {address}: {_reason(str(error))}; {hint}") from error
+        raise ConfigError(f"no Ray cluster at {address}: {_reason(str(error))}{hint}") from error
     try:
         _start_serve(config.http)
         try:
@@ -154,20 +181,6 @@ def running_ray(config: ClusterConfig, address: str) -> Iterator[None]:
             serve.delete(config.name, _blocking=False)
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Drop what Ray's native code writes about each vain attempt to connect; the last one is raised."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _quieten() -> None:

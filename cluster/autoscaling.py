@@ -109,6 +109,10 @@ class State:
     """When the present doubling began."""
     up_base: int = 0
     """How many replicas were wanted then."""
+    starting_since: float | None = None
+    """Since when some replicas that are wanted do not serve yet."""
+    start_s: float = 0.0
+    """How long that lasted the last time."""
     reported: frozenset[str] = frozenset()
     """Infeasible targets that were reported."""
 
@@ -152,11 +156,21 @@ def _looked(observation: Observation, state: State, policy: Policy, now: float) 
     """Take over what was reported, as far as it is possible."""
     kept_s = max(LONG_S, NUM_DEMAND_SPANS * policy.demand_span_s)
     routers = [report for report in observation.routers if problem(report) is None]
-    return replace(
+    state = replace(
         state,
         history=state.history.advanced(routers, now, kept_s),
         capacity=state.capacity.updated(_sane(observation.replicas)),
     )
+    if observation.starting:
+        return state if state.starting_since is not None else replace(state, starting_since=now)
+    if state.starting_since is None:
+        return state
+    return replace(state, starting_since=None, start_s=now - state.starting_since)
+
+
+def _cold_start_s(state: State, policy: Policy) -> float:
+    """What a replica needs to start: the node it may wait for included, as far as that was seen."""
+    return max(state.capacity.cold_start_s, state.start_s) or policy.cold_start_s
 
 
 def _sane(reports: Iterable[ReplicaReport]) -> tuple[ReplicaReport, ...]:
@@ -285,7 +299,7 @@ def _remembered(state: State, lasting: Loads, policy: Policy, now: float, *, is_
     if not is_calm:
         return replace(state, calm_since=None, peaks=())
     load = max(lasting.rate or 0.0, lasting.queue or 0.0, lasting.itl, lasting.kv)
-    cold_start_s = state.capacity.cold_start_s or policy.cold_start_s
+    cold_start_s = _cold_start_s(state, policy)
     kept_s = max(policy.down_delay_s(cold_start_s), policy.zero_delay_s(cold_start_s))
     higher = [peak for peak in state.peaks if peak.load > load and now - peak.at <= kept_s]
     return replace(
@@ -297,7 +311,7 @@ def _remembered(state: State, lasting: Loads, policy: Policy, now: float, *, is_
 
 def _up(observation: Observation, state: State, policy: Policy, wanted: int, now: float) -> Decision:
     """More, at once; but not more than twofold before the last ones have had time to start."""
-    cold_start_s = state.capacity.cold_start_s or policy.cold_start_s
+    cold_start_s = _cold_start_s(state, policy)
     if state.up_at is None or now - state.up_at >= cold_start_s:
         state = replace(state, up_at=now, up_base=observation.target)
     limit = UP_FACTOR * max(1, state.up_base)
@@ -334,7 +348,7 @@ def _obstacle(observation: Observation, state: State, policy: Policy, now: float
     left = observation.target - 1
     if observation.starting:
         return Reason(code=Code.STARTING, text=f"{observation.starting} still to start: not fewer now")
-    cold_start_s = state.capacity.cold_start_s or policy.cold_start_s
+    cold_start_s = _cold_start_s(state, policy)
     delay_s = policy.down_delay_s(cold_start_s) if left else policy.zero_delay_s(cold_start_s)
     peak = max((peak.load for peak in state.peaks if now - peak.at <= delay_s), default=math.inf)
     if peak > policy.downscale_margin * left:

@@ -50,7 +50,7 @@ class ReplicaReport:
     queued_tokens: Mapping[int, float] = field(default_factory=dict)
     """By tier: prompt tokens that it holds and has not computed."""
     cold_start_s: float = 0.0
-    """From its process's start until it served."""
+    """How long it took from its construction until it served."""
 
     def problem(self) -> str | None:
         """What is impossible in it; None if nothing."""

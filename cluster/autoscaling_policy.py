@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from router.tenants import DEFAULT_TIERS, TenantError, Tier, check_tiers
+from router.tenants import TenantError, Tier, check_tiers
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -24,7 +24,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_replicas: Count = 1
     """Kept whatever the signals say or fail to say; 0 = none without work."""
     max_replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICAS)] = 1
-    tiers: tuple[Tier, ...] = DEFAULT_TIERS
+    tiers: tuple[Tier, ...] = ()
     """Whose `ttft_target_ms` and `itl_target_ms` are to hold."""
     utilisation: Share = 0.8
     """Share of a replica's time that the demand may take."""
@@ -45,7 +45,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.min_replicas > self.max_replicas:
             raise PolicyError(f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}")
         try:
-            check_tiers(self.tiers)
+            if self.tiers:
+                check_tiers(self.tiers)
         except TenantError as error:
             raise PolicyError(f"tiers: {error}") from None
 

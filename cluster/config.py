@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
+from cluster.autoscaling_policy import Policy
 from replicas.config import EngineConfig
 from replicas.errors import ConfigError
 from router.tenants import DEFAULT_TIERS, TenantError, Tier, check_tiers
@@ -63,13 +64,24 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     or `off`."""
 
 
+class AutoscalingConfig(Policy, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many replicas, by what they have to do. Its tiers are those of the whole configuration."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=60)] = 5.0
+    """Between two decisions."""
+    dry_run: bool = False
+    """Say what would be done, in log and metrics, and do nothing."""
+
+
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One application: one model behind one HTTP address."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9][a-zA-Z0-9_-]{0,62}\Z")] = "headway"
     """Name of the Serve application; several may share a cluster."""
     replicas: Positive = 1
-    """Engines. Each is one process with its own copy of the weights."""
+    """Engines. Each is one process with its own copy of the weights. With `autoscaling`: at the start."""
+    autoscaling: AutoscalingConfig | None = None
+    """None = always as many as `replicas`."""
     drain_s: PositiveSeconds = 600.0
     """Longest wait for the answers of a replica that is to stop."""
     engine: EngineConfig = EngineConfig()
@@ -79,6 +91,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Classes of service; smaller levels are served sooner."""
     access: AccessConfig = AccessConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+    @property
+    def most_replicas(self) -> int:
+        """As many as there may ever be at a time."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
 
 def load_config(path: Path) -> ClusterConfig:
@@ -127,6 +144,7 @@ def parse_config(document: object) -> ClusterConfig:
     try:
         config = msgspec.convert(document, ClusterConfig, str_keys=True)
         check_tiers(config.tiers)
+        _check_autoscaling(config)
         return config
     except TenantError as error:
         raise ConfigError(f"tiers: {error}") from None
@@ -134,6 +152,19 @@ def parse_config(document: object) -> ClusterConfig:
         reason, _, place = str(error).partition(" - at `$")
         path = place.rstrip("`").lstrip(".")
         raise ConfigError(f"{path}: {reason}" if path else reason) from None
+
+
+def _check_autoscaling(config: ClusterConfig) -> None:
+    scaling = config.autoscaling
+    if scaling is None:
+        return
+    if scaling.tiers:
+        raise ConfigError("autoscaling.tiers: the tiers are those of the section `tiers`")
+    if not scaling.min_replicas <= config.replicas <= scaling.max_replicas:
+        raise ConfigError(
+            f"replicas: {config.replicas} at the start is not within autoscaling's "
+            f"{scaling.min_replicas} to {scaling.max_replicas}"
+        )
 
 
 def _refuse_unknown_keys(value: object, kind: Any, path: str) -> None:

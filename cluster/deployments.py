@@ -17,6 +17,7 @@ from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cluster.access import read_pepper
+from cluster.autoscaling_stats import replica_stats, router_stats
 from cluster.config import AccessConfig
 from cluster.ledger import LedgerShell
 from cluster.loading import ProgressFile
@@ -29,6 +30,7 @@ from replicas.config import EngineConfig
 from router.app import App
 from router.backend import ReplicaBackend
 from router.callers import KeyedCallers, everybody
+from router.counters import RouterCounters
 from router.measures import RouterMeasures
 from router.pinned_router import PinnedRouter
 from router.quota import Quota
@@ -40,6 +42,8 @@ from router.transport_times import TransportTimes
 
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
+
+_decode_counters = msgspec.msgpack.Decoder(RouterCounters).decode
 
 
 class ServeTransport:
@@ -146,6 +150,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: EngineConfig, tiers: tuple[Tier, ...], open_pump: OpenPump, progress_folder: str | None
     ) -> None:
+        began_at = time.monotonic()
         self._name = serve.get_replica_context().replica_id.unique_id
         progress = ProgressFile.open(progress_folder, self._name)
         try:
@@ -160,6 +165,7 @@ class Replica:
         self._pump.start()
         self._export = export_in_background(figures.samples, _common_labels())
         progress.finish(self._pump.card, opened.facts)
+        self._cold_start_s = time.monotonic() - began_at
 
     async def card(self, *, replica: str) -> bytes:
         """Return the encoded ModelCard."""
@@ -177,6 +183,14 @@ class Replica:
         async with contextlib.aclosing(self._pump.stream(subscribe)) as batches:
             async for batch in batches:
                 yield batch
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the autoscaler is told of this replica and its routers. Serve calls it every second."""
+        card, load = self._pump.card, self._pump.load
+        stats = replica_stats(load, self._pump.engine.capability(load), card.block_size, self._cold_start_s)
+        for counters in self._pump.counters():
+            stats |= router_stats(_decode_counters(counters))
+        return stats
 
     def check_health(self) -> None:
         """Raise when this process should be replaced. Serve calls it every other second."""

@@ -56,3 +56,12 @@ def test_an_engine_on_cuda_reserves_a_gpu() -> None:
 def test_a_typo_is_refused_with_its_path() -> None:
     with pytest.raises(ConfigError, match=r"http\.prot: unknown key; did you mean port\?"):
         deployments({"http": {"prot": 1}})
+
+
+def test_an_autoscaled_deployment_decides_for_itself() -> None:
+    _, replica = deployments({"replicas": 2, "autoscaling": {"max_replicas": 6, "dry_run": True}})
+    scaling = replica._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 2, 6)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s, scaling.metrics_interval_s) == (0, 0, 1)
+    policy = scaling.policy.get_policy()(**scaling.policy.policy_kwargs)
+    assert [tier.name for tier in policy.policy.tiers] == ["interactive", "standard", "batch"]

@@ -44,12 +44,24 @@ def test_tier_numbers_may_be_strings_as_json_has_them() -> None:
         ({"engine": {"max_num_seq": 2}}, "engine.max_num_seq: unknown key; did you mean max_num_seqs?"),
         ({"router": {"zzz": 1}}, "router.zzz: unknown key; known here: replicas"),
         (
-            {3: 1},
-            "3: unknown key; known here: name, replicas, drain_s, engine, router, http, tiers, access, "
-            "metrics",
+            {"router": {3: 1}},
+            "router.3: unknown key; known here: replicas",
         ),
         ({"http": {"port": 70000}}, "http.port: Expected `int` <= 65535"),
         ({"replicas": 0}, "replicas: Expected `int` >= 1"),
+        ({"autoscaling": {"max_replica": 3}}, "autoscaling: Object contains unknown field `max_replica`"),
+        (
+            {"autoscaling": {"min_replicas": 3, "max_replicas": 2}},
+            "autoscaling: min_replicas 3 is above max_replicas 2",
+        ),
+        (
+            {"replicas": 5, "autoscaling": {"max_replicas": 4}},
+            "replicas: 5 at the start is not within autoscaling's 1 to 4",
+        ),
+        (
+            {"autoscaling": {"max_replicas": 4, "tiers": [{"name": "a", "level": 0}]}},
+            "autoscaling.tiers: the tiers are those of the section `tiers`",
+        ),
         ({"replicas": True}, "replicas: Expected `int`, got `bool`"),
         ({"engine": {"device": "tpu"}}, "engine.device: Invalid enum value 'tpu'"),
         ({"engine": []}, "engine: Expected `object`, got `array`"),
