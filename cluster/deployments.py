@@ -39,6 +39,7 @@ from router.replica_set import ReplicaSet, replica_set
 from router.tenants import Tier
 from router.transport import FrameStream, ReplicaGoneError
 from router.transport_times import TransportTimes
+from router.ui import Ui
 
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
@@ -71,6 +72,9 @@ class ServeTransport:
 
     async def send(self, replica: str, batch: bytes) -> bytes:
         return await self._call(self._calls.submit, replica, batch)
+
+    async def steps(self, replica: str, watch: bytes) -> bytes:
+        return await self._call(self._calls.steps, replica, watch)
 
     def subscribe(self, replica: str, subscribe: bytes) -> FrameStream:
         if not self._replicas.reachable(replica):
@@ -177,6 +181,11 @@ class Replica:
         self._check_name(replica)
         return self._pump.apply(batch)
 
+    async def steps(self, watch: bytes, *, replica: str) -> bytes:
+        """Take an encoded StepWatch, return the encoded StepReport."""
+        self._check_name(replica)
+        return self._pump.steps(watch)
+
     async def frames(self, subscribe: bytes, *, replica: str) -> AsyncIterator[FrameBatch]:
         """Yield the frames of a step stream."""
         self._check_name(replica)
@@ -241,7 +250,8 @@ class Router:
     ) -> None:
         transport = ServeTransport(replicas)
         targets = {t.level: config.tier_itl_target_ms.get(t.level, config.itl_target_ms) for t in tiers}
-        measures = RouterMeasures(msgspec.structs.replace(t, itl_target_ms=targets[t.level]) for t in tiers)
+        settled = tuple(msgspec.structs.replace(t, itl_target_ms=targets[t.level]) for t in tiers)
+        measures = RouterMeasures(settled)
         self._backend = ReplicaBackend(
             transport,
             router_id=serve.get_replica_context().replica_id.unique_id,
@@ -263,7 +273,15 @@ class Router:
         figures = RouterFigures(
             measures=measures, backend=self._backend, times=transport.times, quota=quota, access=gate.access
         )
-        self._app = await asyncio.to_thread(open_app, figures, config, gate)
+        ui = Ui(
+            serve.get_replica_context().replica_id.unique_id,
+            self._backend,
+            transport,
+            quota,
+            measures,
+            settled,
+        )
+        self._app = await asyncio.to_thread(open_app, figures, config, gate, ui)
         self._backend.start()
         self._exchange = asyncio.get_running_loop().create_task(quota.run(), context=Context())
         self._export = export_in_background(figures.samples, _common_labels())

@@ -16,6 +16,7 @@ from router.callers import Identify
 from router.limits import Limits
 from router.stats import Stats
 from router.text import TextCodec
+from router.ui import Ui
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class Gate:
     access: AccessSink
 
 
-def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate) -> App:
+def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate, ui: Ui) -> App:
     """Return the HTTP application; reads the model's tokenizer and chat template from its folder."""
     text = TextCodec.from_folder(locate(config.model, silent).folder)
     return build_app(
@@ -52,6 +53,7 @@ def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate) -> App:
         access=gate.access,
         stats=lambda: Stats.of(figures.backend.loads(), figures.times.summary()),
         measures=figures.measures,
+        ui=ui,
     )
 
 

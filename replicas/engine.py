@@ -91,6 +91,8 @@ class Engine:
         self._vocab_size = vocab_size
         self._clock = clock
         self._watch: Callable[[StepReport], None] = _unwatched
+        self.last_step: Step | None = None
+        """What the last call of `step` ran; None = nothing."""
         self._step_started_at: float | None = None
         self._step_ended_at: float | None = None
         self._last_step_s = 0.0
@@ -138,6 +140,7 @@ class Engine:
     def step(self) -> Outputs:
         """Run one step; returns the deltas by owner. Empty when there was nothing to run."""
         started_at = self._step_started_at = self._clock()
+        self.last_step = None
         try:
             ahead = self._overlap.ahead if self._overlap is not None else None
             step = ahead or self.scheduler.schedule(started_at)
@@ -150,6 +153,7 @@ class Engine:
             ended_at = self._clock()
         finally:
             self._step_started_at = None
+        self.last_step = step
         self._count(step, result, outputs)
         self.counters.scheduler_s += (scheduled_at - started_at) + (ended_at - executed_at)
         self.counters.runner_s += executed_at - scheduled_at

@@ -31,6 +31,8 @@ from replicas.engine import Engine
 from replicas.errors import RequestError
 from replicas.scheduler import Outputs
 from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, WithdrawRequest
+from replicas.step_record import StepWatch
+from replicas.step_recorder import StepRecorder
 
 EXPIRE_INTERVAL_S: Final = 0.25
 IDLE_CHECK_S: Final = 1.0
@@ -96,6 +98,7 @@ class EnginePump:
         self._clock = clock
         self._wall_clock = wall_clock
         self._sessions = Sessions(card.replica_epoch, engine.capacity)
+        self._recorder = StepRecorder(clock)
         self._subscriptions: dict[int, Subscription] = {}
         self._counters: dict[str, tuple[float, bytes]] = {}
         self._next_key = 0
@@ -108,6 +111,7 @@ class EnginePump:
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
         self._batch_decoder = msgspec.msgpack.Decoder(CommandBatch)
         self._subscribe_decoder = msgspec.msgpack.Decoder(Subscribe)
+        self._watch_decoder = msgspec.msgpack.Decoder(StepWatch)
 
     def start(self) -> None:
         self._thread.start()
@@ -130,6 +134,13 @@ class EnginePump:
             applied = self._sessions.apply(message, now)
             self._carry_out(applied.effects, now)
         return msgspec.msgpack.encode(msgspec.structs.replace(applied.reply, failure=self.failure()))
+
+    def steps(self, watch: bytes) -> bytes:
+        """Take an encoded StepWatch, return the encoded StepNews. Thread-safe."""
+        message = self._watch_decoder.decode(watch)
+        with self._lock:
+            report = self._recorder.read(message)
+        return msgspec.msgpack.encode(report)
 
     def subscribe(self, message: bytes, wake: Callable[[], None]) -> Subscription:
         """Open a step stream for an encoded Subscribe. Thread-safe."""
@@ -211,13 +222,17 @@ class EnginePump:
     def _turn(self) -> None:
         """One step, or a short wait when there is nothing to do."""
         outputs = self._take_commands()
+        step = None
         if self.engine.has_work:
             for owner, deltas in self.engine.step().items():
                 outputs.setdefault(owner, []).extend(deltas)
-        now = self._clock()
+            step = self.engine.last_step
+        now, sent_at = self._clock(), self._wall_clock()
         load = self._load = self.engine.load()
         with self._work:
-            self._carry_out(self._sessions.publish(outputs, load, now, self._wall_clock()), now)
+            if self._recorder.is_due(now, is_last=not self.engine.has_work):
+                self._recorder.note(step, load, sent_at)
+            self._carry_out(self._sessions.publish(outputs, load, now, sent_at), now)
             self._expire(now)
             if not self.engine.has_work and not self._commands and not self._stopping:
                 self._wait_for_work()

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from replicas.api import ModelCard
-from router import openapi, sse
+from router import openapi, sse, ui_files
 from router.access_log import AccessSink, access_line, nowhere
 from router.answers import ModelEntry, ModelList
 from router.body_process import BodyProcess
@@ -32,12 +32,13 @@ from router.measures import RouterMeasures
 from router.stats import Stats
 from router.text import TextCodec
 from router.tokens import detokenize, tokenize
+from router.ui import Ui
 from router.validation import check_model
 
 _log: Final = logging.getLogger(__name__)
 _MODELS: Final = "/v1/models/"
 _OPEN: Final = ("/health", "/ready", "/version", "/openapi.json", "/docs")
-"""Without a key: for probes. They tell nothing of tenants."""
+"""Without a key, as the files of the live page: for probes. They tell nothing of tenants."""
 
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -52,14 +53,15 @@ def build_app(
     limits: Limits | None = None,
     access: AccessSink = nowhere,
     measures: RouterMeasures | None = None,
+    ui: Ui | None = None,
 ) -> App:
     """Return the OpenAI HTTP application over `backend`.
 
     `identify` and `limits` say who may ask for how much, `stats` answers GET /stats, `access` gets a line
-    per request, `measures` counts.
+    per request, `measures` counts, `ui` serves the live page.
     """
     measures = measures or RouterMeasures()
-    return _RouterApp(backend, text, identify, stats, limits or NoLimits(), access, measures)
+    return _RouterApp(backend, text, identify, stats, limits or NoLimits(), access, measures, ui)
 
 
 class _RouterApp:
@@ -72,6 +74,7 @@ class _RouterApp:
         limits: Limits,
         access: AccessSink,
         measures: RouterMeasures,
+        ui: Ui | None,
     ) -> None:
         self._backend = backend
         self._stats = stats
@@ -103,6 +106,8 @@ class _RouterApp:
             "/stats": {"GET": self._show_stats},
             "/version": {"GET": self._version},
         }
+        if ui is not None:
+            self._routes |= ui.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -122,7 +127,8 @@ class _RouterApp:
             exchange.check_headers()
             refuse_key_in_query(exchange.query)
             handler = self._route(exchange)
-            caller = Caller() if exchange.path in _OPEN else self._identify(exchange.headers)
+            is_open = exchange.path in _OPEN or exchange.path in ui_files.PATHS
+            caller = Caller() if is_open else self._identify(exchange.headers)
             record = exchange.record
             record.tenant, record.key_id, record.tier = caller.tenant.name, caller.key_id, caller.tenant.tier
             await handler(exchange, caller)

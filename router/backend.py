@@ -18,7 +18,7 @@ from replicas.api import (
     TokenDelta,
 )
 from router.admission import Admission, Ahead, Reject
-from router.connection import Connection
+from router.connection import Connection, ReplicaState
 from router.demand_tally import DemandTally
 from router.dispatch import Dispatcher, QueueState, Verdict, Waiting
 from router.errors import NoReplicaError, overloaded
@@ -120,6 +120,10 @@ class ReplicaBackend:
     def queues(self) -> dict[int, QueueState]:
         """What waits in this router, by tier."""
         return self._dispatcher.queues(self._now())
+
+    def states(self) -> dict[str, ReplicaState]:
+        """What every replica is to this router, by name."""
+        return {connection.replica: connection.state for connection in self._fleet}
 
     def loads(self) -> dict[str, ReplicaLoad]:
         """The last report of every connected replica, draining ones included."""

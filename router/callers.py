@@ -53,6 +53,14 @@ def check_use(caller: Caller, model: str) -> None:
         raise ApiError(403, "this key has no access to this model", param="model", code="model_not_found")
 
 
+def check_admin(caller: Caller) -> None:
+    """Raise ApiError 403 unless the caller may see and do what concerns the whole server."""
+    if not caller.tenant.admin:
+        raise ApiError(
+            403, "this needs the key of a tenant that is marked `admin: true`", code="admin_required"
+        )
+
+
 def anybody(headers: Mapping[bytes, bytes]) -> Caller:  # noqa: ARG001 - an Identify
     """Accept every request."""
     return Caller()

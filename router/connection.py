@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -30,6 +30,9 @@ CALL_TIMEOUT_S: Final = 3.0
 CARD_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 1.0
 """Pause between two epochs, and after the second subscription in a row that brought nothing."""
+
+ReplicaState = Literal["starting", "running", "draining"]
+"""`starting`: listed, but it has not answered yet."""
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,13 @@ class Connection:
         assert self.streams is not None, f"{self.replica} has no open epoch"
         self.streams.withdraw(request_id)
         self._send_soon()
+
+    @property
+    def state(self) -> ReplicaState:
+        """What the replica is to this router."""
+        if self.draining:
+            return "draining"
+        return "running" if self.streams is not None and self.streams.is_confirmed else "starting"
 
     @property
     def num_ready_seats(self) -> int:

@@ -61,6 +61,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The models it may use; None = all."""
     cache: Literal["isolated", "shared"] = "isolated"
     """`isolated`: shares prefix blocks with nobody, so that no timing tells what others ask."""
+    admin: bool = False
+    """Its keys may watch the whole server on the live page, and start demo loads there."""
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,8 +88,8 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def local_tenant(tiers: Iterable[Tier]) -> Tenant:
-    """Return the tenant of everybody, for a server without keys: the soonest tier, no limits."""
-    return Tenant(name="local", tier=min(tiers, key=lambda tier: tier.level).name, cache="shared")
+    """Return the tenant of everybody, for a server without keys: the soonest tier, no limits, admin."""
+    return Tenant(name="local", tier=min(tiers, key=lambda tier: tier.level).name, cache="shared", admin=True)
 
 
 def check_tiers(tiers: Iterable[Tier]) -> None:
