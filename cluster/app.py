@@ -64,7 +64,8 @@ def application(
         num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
     )
     ledger = ledger_deployment.bind(config.access, config.tiers)
-    app: Application = routers.bind(replicas, ledger, engine, config.access, config.tiers)
+    from_zero = config.autoscaling is not None and config.autoscaling.min_replicas == 0
+    app: Application = routers.bind(replicas, ledger, engine, config.access, config.tiers, from_zero)
     return app
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import json
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import msgspec
@@ -27,6 +29,7 @@ from cluster.metrics.router import RouterFigures
 from cluster.parts import Gate, OpenPump, open_access_log, open_app
 from replicas.api import FrameBatch
 from replicas.config import EngineConfig
+from replicas.progress import PhaseTimer
 from router.app import App
 from router.backend import ReplicaBackend
 from router.callers import KeyedCallers, everybody
@@ -41,6 +44,7 @@ from router.transport import FrameStream, ReplicaGoneError
 from router.transport_times import TransportTimes
 from router.ui import Ui
 
+_serve_log: Final = logging.getLogger("ray.serve")
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
 
@@ -75,6 +79,16 @@ class ServeTransport:
 
     async def steps(self, replica: str, watch: bytes) -> bytes:
         return await self._call(self._calls.steps, replica, watch)
+
+    async def wake(self) -> None:
+        response = self._calls.wake.remote()
+        try:
+            await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayActorError, RayServeException, grpc.RpcError) as error:
+            raise ReplicaGoneError(_first_line(error)) from error
 
     def subscribe(self, replica: str, subscribe: bytes) -> FrameStream:
         if not self._replicas.reachable(replica):
@@ -154,12 +168,12 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: EngineConfig, tiers: tuple[Tier, ...], open_pump: OpenPump, progress_folder: str | None
     ) -> None:
-        began_at = time.monotonic()
         self._name = serve.get_replica_context().replica_id.unique_id
         progress = ProgressFile.open(progress_folder, self._name)
+        timer = PhaseTimer(progress.note, "importing", time.monotonic)
         try:
             # Off the loop: loading takes long, and Serve watches that the loop answers.
-            opened = await asyncio.to_thread(open_pump, config, progress.note)
+            opened = await asyncio.to_thread(open_pump, config, timer)
         except Exception as error:
             progress.fail(error)
             raise
@@ -168,8 +182,11 @@ class Replica:
         figures = EngineFigures(self._pump, names, opened.device, time.monotonic)
         self._pump.start()
         self._export = export_in_background(figures.samples, _common_labels())
-        progress.finish(self._pump.card, opened.facts)
-        self._cold_start_s = time.monotonic() - began_at
+        phases = timer.finish()
+        self._cold_start_s = sum(phases.values())
+        progress.finish(self._pump.card, opened.facts, phases)
+        rounded = {doing: round(seconds, 2) for doing, seconds in phases.items()}
+        _serve_log.info("%s", json.dumps({"event": "started", "replica": self._name, "phases_s": rounded}))
 
     async def card(self, *, replica: str) -> bytes:
         """Return the encoded ModelCard."""
@@ -192,6 +209,9 @@ class Replica:
         async with contextlib.aclosing(self._pump.stream(subscribe)) as batches:
             async for batch in batches:
                 yield batch
+
+    async def wake(self) -> None:
+        """Answer: while nobody does, Serve counts the call, and starts a replica where there is none."""
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler is told of this replica and its routers. Serve calls it every second."""
@@ -247,6 +267,7 @@ class Router:
         config: EngineConfig,
         access: AccessConfig,
         tiers: tuple[Tier, ...],
+        from_zero: bool,
     ) -> None:
         transport = ServeTransport(replicas)
         targets = {t.level: config.tier_itl_target_ms.get(t.level, config.itl_target_ms) for t in tiers}
@@ -259,6 +280,8 @@ class Router:
             draw=random.Random(),
             tiers=tiers,
             measures=measures,
+            wake=transport.wake if from_zero else None,
+            next_to_go=lambda: replica_set().next_to_go,
         )
         keyed = None if access.keys_file is None else KeyedCallers(tiers, read_pepper(access), time.time)
         quota = QuotaClient(

@@ -23,6 +23,8 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Set when the replica is ready."""
     facts: tuple[str, ...] = ()
     """How its engine runs, a few words each."""
+    phases: dict[str, float] = {}
+    """What its start consisted of, in seconds. Set when the replica is ready."""
     error: str | None = None
     """Set when loading failed; one line."""
     is_users: bool = False
@@ -45,8 +47,8 @@ class ProgressFile:
         """Say what is being done; a replicas.progress.Progress."""
         self._write(LoadState(doing=doing, share=share))
 
-    def finish(self, card: ModelCard, facts: tuple[str, ...]) -> None:
-        self._write(LoadState(doing="ready", share=1.0, card=card, facts=facts))
+    def finish(self, card: ModelCard, facts: tuple[str, ...], phases: dict[str, float]) -> None:
+        self._write(LoadState(doing="ready", share=1.0, card=card, facts=facts, phases=phases))
 
     def fail(self, error: Exception) -> None:
         line = " ".join(str(error).split())[:1000] or type(error).__name__

@@ -66,6 +66,9 @@ def ready_lines(config: ClusterConfig, url: str, state: LoadState) -> str:
         facts.append(f"{card.num_blocks:,} KV blocks of {card.block_size} tokens")
         facts.append(f"up to {card.max_num_seqs} sequences")
     facts += state.facts
+    if state.phases:
+        phases = ", ".join(f"{doing} {seconds:.1f}" for doing, seconds in state.phases.items())
+        facts.append(f"started in {sum(state.phases.values()):.1f} s ({phases})")
     body = {
         "model": card.name if card else config.engine.model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -126,6 +126,8 @@ class Admission:
             ahead_s = min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
             return Admit(predicted_wait_s=0.0, predicted_ttft_s=_sum(ahead_s, own_s), queue_ttl_s=ttl_s)
         wait_s = 0.0 if ahead.has_seat else self.predict_wait_s(tier, ahead, loads, now)
+        if not loads:
+            wait_s = None  # the rates of replicas that are gone tell nothing of the one that is asked for
         if ahead.num_requests >= max_queue:
             return self._reject(tier, "queue_full", "too many requests are waiting", wait_s, ttl_s)
         if ahead.queued_tokens >= MAX_QUEUED_TOKENS:

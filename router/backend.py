@@ -31,6 +31,7 @@ from router.routing import Choice, choose
 from router.service_tally import ServiceTally
 from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import Transport
+from router.waker import Wake, Waker
 
 MAX_LOSSES: Final = 3
 """A request under which so many replicas were lost ends with an error: it may be what kills them."""
@@ -50,10 +51,15 @@ class ReplicaBackend:
         draw: Random,
         tiers: Iterable[Tier] = DEFAULT_TIERS,
         resume_wait_s: float = RESUME_WAIT_S,
+        wake: Wake | None = None,
+        next_to_go: Callable[[], str | None] = lambda: None,
         measures: RouterMeasures | None = None,
     ) -> None:
-        """`first_epoch` must be above all epochs of earlier processes with the same `router_id`."""
+        """`first_epoch` must be above all epochs of earlier processes with the same `router_id`. With
+        `wake` requests wait where there is no replica, and one is asked for; else they are refused.
+        `next_to_go` names the replica to which little should be given, others being there."""
         self._draw = draw
+        self._next_to_go = next_to_go
         self._resume_wait_s = resume_wait_s
         self._request_ids = itertools.count(1)
         self._is_closed = False
@@ -67,6 +73,7 @@ class ReplicaBackend:
             demand=self._demand,
             leave=self._move_from,
             counters=self._counters,
+            changed=self._check_wake,
         )
         self._demand_tally = DemandTally(router_id, first_epoch)
         self._generations: dict[int, ReplicaGeneration] = {}
@@ -79,6 +86,7 @@ class ReplicaBackend:
         self.service: Final = ServiceTally(
             lambda tier, tenant, service: self._dispatcher.charge(tier, tenant, service, 1.0)
         )
+        self._waker = None if wake is None else Waker(wake, self._needs_replica)
         self._will_dispatch = False
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Requests that wait for a replica -> what ends their wait."""
@@ -92,11 +100,13 @@ class ReplicaBackend:
         self._is_closed = True
         for request_id in list(self._timers):
             self._give_up(request_id)
+        if self._waker is not None:
+            self._waker.close()
         await self._fleet.close()
 
     @property
     def card(self) -> ModelCard | None:
-        return self._fleet.card
+        return self._fleet.card if self._waker is None else self._fleet.last_card
 
     @property
     def num_usable(self) -> int:
@@ -167,6 +177,7 @@ class ReplicaBackend:
         self._dispatcher.add(waiting)
         self._limit_wait(waiting.key, decision.queue_ttl_s, self._expire)
         self._dispatch()
+        self._check_wake()
         return generation
 
     def _forget(self, generation: ReplicaGeneration) -> None:
@@ -212,6 +223,14 @@ class ReplicaBackend:
     def _give_up(self, request_id: int) -> None:
         self._stop_waiting(request_id)
         self._generations.pop(request_id).fail("no replica could take this request in time")
+
+    def _needs_replica(self) -> bool:
+        """Requests wait, and no replica exists."""
+        return self._fleet.is_empty and bool(len(self._dispatcher))
+
+    def _check_wake(self) -> None:
+        if self._waker is not None:
+            self._waker.check()
 
     def _expire(self, request_id: int) -> None:
         """Refuse a new request that no replica took within its tier's limit."""
@@ -271,7 +290,8 @@ class ReplicaBackend:
             return Verdict.NO_ROOM if has_seat else Verdict.NO_SEAT
         # Rather start cold than wait, or push somebody out, where the prompt is cached.
         ready = [c for c in fitting if c.num_ready_seats >= request.num_outputs]
-        candidates = [c.as_candidate(generation.client.hashes) for c in ready or fitting]
+        next_to_go, hashes = self._next_to_go(), generation.client.hashes
+        candidates = [c.as_candidate(hashes, c.replica == next_to_go) for c in ready or fitting]
         self._submit(generation, choose(candidates, self._draw), starved_s)
         return Verdict.PLACED
 

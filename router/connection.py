@@ -150,11 +150,16 @@ class Connection:
             return None
         return self.streams.room(tier)
 
-    def as_candidate(self, hashes: Sequence[int]) -> Candidate:
+    def as_candidate(self, hashes: Sequence[int], is_next_to_go: bool) -> Candidate:
         """Describe the replica to routing, for a prompt of these prefix hashes. Needs an open epoch."""
         assert self.streams is not None, f"{self.replica} has no open epoch"
         matched = self._prefixes.match(hashes) / len(hashes) if hashes else 0.0
-        return Candidate(replica=self.replica, num_busy=self.streams.num_busy, matched=matched)
+        return Candidate(
+            replica=self.replica,
+            num_busy=self.streams.num_busy,
+            matched=matched,
+            is_next_to_go=is_next_to_go,
+        )
 
     def demand_changed(self) -> None:
         """Tell the replica at once when requests begin, or cease, to wait for its credits."""

@@ -32,9 +32,11 @@ class Fleet:
         demand: Callable[[], tuple[TierDemand, ...]],
         leave: Callable[[Connection], bool],
         counters: Callable[[], bytes],
+        changed: Callable[[], None],
     ) -> None:
         """Most are those of Connection. `leave` moves streams away from a replica that drains for long;
-        False when none is left. `counters` is asked for what a few of the replicas are to be told."""
+        False when none is left. `counters` is asked for what a few of the replicas are to be told.
+        `changed` hears that replicas came or went."""
         self._transport = transport
         self._router_id = router_id
         self._epochs = itertools.count(first_epoch)
@@ -43,10 +45,13 @@ class Fleet:
         self._heard = heard
         self._demand = demand
         self._leave = leave
+        self._changed = changed
         self._counters = counters
         self._candidates: frozenset[str] = frozenset()
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.last_card: ModelCard | None = None
+        """Of the model that was served last, replicas or not."""
 
     def start(self) -> None:
         """Begin to follow the carrier's replicas. Call once, on the event loop."""
@@ -68,6 +73,11 @@ class Fleet:
 
     def __getitem__(self, replica: str) -> Connection:
         return self._connections[replica]
+
+    @property
+    def is_empty(self) -> bool:
+        """No replica exists that could be given work, now or once it has started."""
+        return not self._candidates
 
     @property
     def card(self) -> ModelCard | None:
@@ -96,6 +106,7 @@ class Fleet:
             connection.set_draining(name not in names)
         for name in sorted(names - self._connections.keys()):
             self._connect(name)
+        self._changed()
 
     def _leave_later(self, connection: Connection) -> None:
         asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._leave_now, connection)
@@ -114,7 +125,7 @@ class Fleet:
             self._epochs,
             deliver=self._deliver,
             fail=self._fail,
-            heard=self._heard,
+            heard=self._note_heard,
             demand=self._demand,
             counters=self._counters_for,
         )
@@ -122,6 +133,10 @@ class Fleet:
         task = asyncio.get_running_loop().create_task(connection.run(), context=Context())
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._disconnected(name))
+
+    def _note_heard(self) -> None:
+        self.last_card = self.card or self.last_card
+        self._heard()
 
     def _counters_for(self, replica: str) -> bytes:
         """What a replica is told: they all reach the same autoscaler, so a few of them are enough."""

@@ -3,8 +3,22 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextvars import Context
+
+
+def next_to_go(nodes: Mapping[str, str]) -> str | None:
+    """Predict which replica Serve would stop; None when there is no choice to be made.
+
+    `nodes` are those of all replicas, the oldest first. Serve takes the newest one on the node with the
+    fewest replicas, off the head node first, which is not known here (ray.serve, deployment_scheduler.py).
+    """
+    if len(nodes) < 2:
+        return None
+    num_on = Counter(nodes.values())
+    fewest = min(num_on.values())
+    return [name for name, node in nodes.items() if num_on[node] == fewest][-1]
 
 
 class ReplicaSet:
@@ -17,7 +31,10 @@ class ReplicaSet:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: frozenset[str] = frozenset()
+        self.next_to_go: str | None = None
+        """Who would be stopped if one had to be, as far as that can be told."""
         self._holds: dict[str, int] = {}
+        self._released: Callable[[], None] | None = None
         self._watchers: list[tuple[asyncio.AbstractEventLoop, Callable[[frozenset[str]], None]]] = []
 
     def publish(self, names: frozenset[str]) -> None:
@@ -51,8 +68,16 @@ class ReplicaSet:
             left = self._holds[name] - 1
             if left:
                 self._holds[name] = left
-            else:
-                del self._holds[name]
+                return
+            del self._holds[name]
+            released = None if name in self._names else self._released
+        if released is not None:
+            released()
+
+    def when_released(self, released: Callable[[], None]) -> None:
+        """Call `released` whenever a drained replica is held no longer; replaces what was given before."""
+        with self._lock:
+            self._released = released
 
     @property
     def held(self) -> frozenset[str]:

@@ -11,6 +11,8 @@ MARGIN: Final = 4.0
 """Requests beyond the mean that outweigh a whole prompt in the cache, while the mean is lower than this: a
 bound that is only relative would act on chance at low load."""
 TIE: Final = 1e-9
+STEER: Final = 2.0
+"""Requests that the next replica to go counts as busier: at low load, when one may go, little is on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,8 @@ class Candidate:
     """Outputs running or waiting on it: own ones counted, others' as last reported."""
     matched: float = 0.0
     """Share of the prompt that is probably in its prefix cache, 0 to 1."""
+    is_next_to_go: bool = False
+    """It would be stopped if one had to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,4 +54,5 @@ def choose(candidates: Sequence[Candidate], draw: Random) -> Choice:
 
 
 def _score(candidate: Candidate, mean: float) -> float:
-    return candidate.matched - BETA * (candidate.num_busy - mean) / max(MARGIN, mean)
+    num_busy = candidate.num_busy + STEER * candidate.is_next_to_go
+    return candidate.matched - BETA * (num_busy - mean) / max(MARGIN, mean)

@@ -20,9 +20,9 @@ CARD = ModelCard(
 
 
 def test_the_state_of_replicas_that_are_not_ready_comes_first(tmp_path: Path) -> None:
-    ProgressFile.open(str(tmp_path), "a").finish(CARD, ("fast",))
+    ProgressFile.open(str(tmp_path), "a").finish(CARD, ("fast",), {"loading": 2.0})
     ProgressFile.open(str(tmp_path), "b").note("loading weights", 0.5)
-    ready = LoadState(doing="ready", share=1.0, card=CARD, facts=("fast",))
+    ready = LoadState(doing="ready", share=1.0, card=CARD, facts=("fast",), phases={"loading": 2.0})
     assert read_progress(tmp_path) == [LoadState(doing="loading weights", share=0.5), ready]
 
 

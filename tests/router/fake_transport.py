@@ -13,6 +13,7 @@ from replicas.sessions import Effects, Sessions
 from router.backend import RESUME_WAIT_S, ReplicaBackend
 from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import FrameStream, ReplicaGoneError
+from router.waker import Wake
 from tests.wire_world import CAPACITY, FakeEngine
 
 STEP_S = 0.005
@@ -166,7 +167,10 @@ class FakeTransport:
 
 @asynccontextmanager
 async def serving(
-    *names: str, tiers: Iterable[Tier] = DEFAULT_TIERS, resume_wait_s: float = RESUME_WAIT_S
+    *names: str,
+    tiers: Iterable[Tier] = DEFAULT_TIERS,
+    resume_wait_s: float = RESUME_WAIT_S,
+    wake: Wake | None = None,
 ) -> AsyncIterator[tuple[ReplicaBackend, FakeTransport]]:
     """A started backend, connected to a running replica of each name."""
     transport = FakeTransport()
@@ -177,6 +181,7 @@ async def serving(
         draw=Random(0),
         tiers=tiers,
         resume_wait_s=resume_wait_s,
+        wake=wake,
     )
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         for epoch, name in enumerate(names, 1):

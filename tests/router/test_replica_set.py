@@ -1,7 +1,7 @@
 import asyncio
 import threading
 
-from router.replica_set import ReplicaSet, replica_set
+from router.replica_set import ReplicaSet, next_to_go, replica_set
 
 
 async def test_a_watcher_gets_the_present_set_and_every_later_one() -> None:
@@ -62,3 +62,26 @@ def test_a_candidate_is_reachable_without_a_hold() -> None:
 
 def test_there_is_one_set_per_process() -> None:
     assert replica_set() is replica_set()
+
+
+def test_only_the_last_release_of_a_drained_replica_is_told() -> None:
+    replicas = ReplicaSet()
+    told: list[str] = []
+    replicas.when_released(lambda: told.append("released"))
+    replicas.publish(frozenset("ab"))
+    for name in ("a", "b", "b"):
+        replicas.hold(name)
+    replicas.release("a")  # still a candidate
+    replicas.publish(frozenset("a"))
+    replicas.release("b")
+    assert told == []
+    replicas.release("b")
+    assert told == ["released"]
+
+
+def test_the_next_to_go_is_the_newest_on_the_node_with_the_fewest() -> None:
+    assert next_to_go({}) is None
+    assert next_to_go({"a": "x"}) is None
+    assert next_to_go({"a": "x", "b": "x", "c": "x"}) == "c"
+    assert next_to_go({"a": "x", "b": "y", "c": "x"}) == "b"
+    assert next_to_go({"a": "x", "b": "y", "c": "z"}) == "c"

@@ -37,3 +37,12 @@ def test_at_low_load_one_request_more_does_not_outweigh_a_full_match() -> None:
     warm = Candidate(replica="warm", num_busy=1, matched=1.0)
     choice = choose([warm, Candidate(replica="cold", num_busy=0)], Random(0))
     assert choice.replica == "warm"
+
+
+def test_little_is_given_to_the_next_replica_to_go() -> None:
+    def chosen(others_busy: int, matched: float = 0.0) -> str:
+        next_to_go = Candidate(replica="goes", num_busy=0, is_next_to_go=True, matched=matched)
+        return choose([next_to_go, Candidate(replica="stays", num_busy=others_busy)], Random(0)).replica
+
+    assert [chosen(busy) for busy in (0, 1, 3)] == ["stays", "stays", "goes"]
+    assert chosen(0, matched=0.9) == "goes"

@@ -1,0 +1,82 @@
+"""Replicas come with the load and go with it, down to none and back; no stream notices."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.server import ROOT, Server, start_null, wait_for
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = """
+autoscaling: {min_replicas: 0, max_replicas: 3, interval_s: 0.5, demand_span_s: 2,
+              downscale_delay_s: 3, to_zero_delay_s: 6}
+tiers: [{name: only, level: 0, ttft_target_ms: 30000}]
+engine: {max_num_seqs: 2, num_threads: 1, kv_cache_memory: 32768}
+"""
+"""Two seats and steps of 2 ms: a replica does 1,000 tokens a second."""
+LOAD = ["--rate", "7", "--duration-s", "10", "--input-tokens", "16", "--output-tokens", "400", "--ignore-eos"]
+"""2,800 tokens a second."""
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = start_null(tmp_path_factory.mktemp("scaled"), CONFIG)
+    yield server
+    assert server.stop() == 0
+
+
+def decisions(server: Server) -> list[dict[str, Any]]:
+    """What the policy has logged, oldest first."""
+    (log,) = Path(server.folder()).glob("ray/session_2*/logs/serve/controller_*.log")
+    lines = [line for line in log.read_text().splitlines() if '"event": "autoscaling"' in line]
+    return [json.loads(line[line.index("{") :]) for line in lines]
+
+
+def wait_for_target(server: Server, target: int) -> None:
+    def is_decided() -> bool | None:
+        made = decisions(server)
+        return (bool(made) and made[-1]["target"] == target) or None
+
+    wait_for(is_decided, f"a target of {target}")
+
+
+def stream_long(server: Server, finishes: list[str | None]) -> None:
+    body = {"model": "null", "prompt": "once", "max_tokens": 7500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=90) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                finishes.append(json.loads(line[6:])["choices"][0]["finish_reason"])
+
+
+def test_one_to_three_to_none_and_back_without_a_failed_stream(scaled: Server) -> None:
+    command = [sys.executable, "-m", "load", "run", "--url", scaled.url, *LOAD, "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as load:
+        wait_for_target(scaled, 3)
+        finishes: list[str | None] = []
+        long = threading.Thread(target=stream_long, args=(scaled, finishes))
+        long.start()
+        output, _ = load.communicate(timeout=60)
+    report = json.loads(output)
+    assert (report["errors"], report["requests"] > 40) == ({}, True)
+    wait_for_target(scaled, 1)
+    long.join(timeout=60)
+    assert finishes[-1] == "length"  # whatever replica it began on
+    wait_for_target(scaled, 0)
+    made = decisions(scaled)
+    changes = [line for line in made if line["target"] != line["before"]]
+    assert [line["target"] for line in changes][-4:] == [3, 2, 1, 0]
+    for line in changes:
+        codes = {reason["code"] for reason in line["reasons"]}
+        assert codes & {"rate", "queue", "itl"} if line["target"] > line["before"] else codes == {"less"}
+    wait_for(lambda: scaled.processes("ServeReplica:headway:Replica") == [] or None, "none to be left")
+    body = {"model": "null", "prompt": "x", "max_tokens": 5}
+    answer = httpx.post(f"{scaled.url}/v1/completions", json=body, timeout=90)
+    assert answer.status_code == 200
