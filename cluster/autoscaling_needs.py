@@ -113,6 +113,12 @@ class Loads:
     kv: float
 
 
+def signals(known: Loads | None) -> dict[str, float]:
+    """Return the loads that are known, by name."""
+    by_name = {} if known is None else {s.name: getattr(known, s.name) for s in fields(known)}
+    return {name: load for name, load in by_name.items() if load is not None}
+
+
 def loads(
     history: History, capacity: Capacity, reports: Sequence[ReplicaReport], policy: Policy, now: float
 ) -> Loads:

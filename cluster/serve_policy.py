@@ -8,23 +8,25 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 from ray.serve.config import AutoscalingContext
-from ray.util.metrics import Counter, Gauge
 
 from cluster.autoscaling import Decision, Observation, State, decide
-from cluster.autoscaling_needs import Loads
+from cluster.autoscaling_needs import signals
 from cluster.autoscaling_policy import Policy, PolicyError
 from cluster.autoscaling_stats import NAMED, Reports, read, read_named
+from cluster.metrics.autoscaler import DecisionFigures
+from cluster.metrics.catalogue import COMMON_LABELS, Sample
+from cluster.metrics.exporter import FLUSH_S, MetricsExporter
 
 STALE_S: Final = 15.0
 """What a replica said longer ago than this it did not say."""
 
-DecisionSink = Callable[[str, Observation, Decision], None]
-"""Hears of every decision: the application's name, what was seen, what was decided. Must return at once."""
+Export = Callable[[Iterable[Sample]], None]
+"""Takes all figures of the autoscaler, every second. Must return at once."""
 
 
 class SlaPolicy:
@@ -36,7 +38,7 @@ class SlaPolicy:
         interval_s: float = 5.0,
         dry_run: bool = False,
         metrics: Mapping[str, str] | None = None,
-        sink: DecisionSink | None = None,
+        export: Export | None = None,
         clock: Callable[[], float] = time.monotonic,
         **policy: Any,
     ) -> None:
@@ -54,23 +56,30 @@ class SlaPolicy:
         self._interval_s = interval_s
         self._dry_run = dry_run
         self._names = metrics
-        self._sink = _RayMetrics() if sink is None else sink
+        self._export = export
+        self._exported_at = -math.inf
+        self._figures = DecisionFigures()
         self._clock = clock
         self._state = State()
+        self.decision: Decision | None = None
+        """The last one."""
         self._decided_at = -math.inf
-        self._target: int | None = None
+        self._target = 0
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         now = self._clock()
-        if self._target is None or not 0 <= now - self._decided_at < self._interval_s:
-            self._decided_at = now
-            try:
+        try:
+            if not 0 <= now - self._decided_at < self._interval_s:
+                self._decided_at = now
+                self._target = ctx.target_num_replicas  # what holds if this fails
                 self._target = self._decide(ctx, now)
-            except Exception:
-                # Raised into Serve's control loop it would end scaling for every deployment.
-                _logger().exception("autoscaling of %s: holding", ctx.deployment_name)
-                self._target = ctx.target_num_replicas
-        return (ctx.target_num_replicas if self._dry_run else self._target), {}
+            if not 0 <= now - self._exported_at < FLUSH_S:
+                self._exported_at = now
+                self._export_figures(ctx)
+        except Exception:
+            # Raised into Serve's control loop it would end scaling for every deployment.
+            _logger().exception("autoscaling of %s: holding", ctx.deployment_name)
+        return ctx.target_num_replicas if self._dry_run else self._target, {}
 
     def _decide(self, ctx: AutoscalingContext, now: float) -> int:
         reports = self._reports(ctx)
@@ -82,9 +91,17 @@ class SlaPolicy:
         )
         decision = decide(observation, self._state, self.policy, now)
         self._state = decision.state
-        self._sink(ctx.app_name or "", observation, decision)
+        self.decision = decision
+        self._figures.note(observation, decision)
         _logger().info("%s", _line(ctx, observation, decision, self._dry_run))
         return decision.target
+
+    def _export_figures(self, ctx: AutoscalingContext) -> None:
+        if self._export is None:
+            common = (ctx.app_name or "", ctx.deployment_name, "controller")
+            labels = dict(zip(COMMON_LABELS, common, strict=True))
+            self._export = MetricsExporter(self._figures.samples, labels).export
+        self._export(self._figures.samples())
 
     def _reports(self, ctx: AutoscalingContext) -> Reports:
         stats: dict[str, dict[str, float]] = {}
@@ -100,34 +117,6 @@ class SlaPolicy:
         return read_named(stats, self._names, tier, reported_at)
 
 
-class _RayMetrics:
-    """Decisions as metrics of the controller's process."""
-
-    def __init__(self) -> None:
-        tags = ("application",)
-        self._target = Gauge("headway_autoscaling_target_replicas", "Replicas wanted.", tag_keys=tags)
-        self._running = Gauge("headway_autoscaling_running_replicas", "Replicas that serve.", tag_keys=tags)
-        self._load = Gauge(
-            "headway_autoscaling_load_replicas",
-            "Replicas that a signal asks for.",
-            tag_keys=(*tags, "signal"),
-        )
-        self._reasons = Counter(
-            "headway_autoscaling_reasons_total",
-            "Decisions in which a reason had a part.",
-            tag_keys=(*tags, "reason"),
-        )
-
-    def __call__(self, application: str, observation: Observation, decision: Decision) -> None:
-        tags = {"application": application}
-        self._target.set(decision.target, tags)
-        self._running.set(observation.running, tags)
-        for signal, load in _signals(decision.loads).items():
-            self._load.set(load, tags | {"signal": signal})
-        for code in {reason.code for reason in decision.reasons}:
-            self._reasons.inc(1, tags | {"reason": code.value})
-
-
 def _line(ctx: AutoscalingContext, observation: Observation, decision: Decision, dry_run: bool) -> str:
     """One decision as one line of JSON."""
     return json.dumps(
@@ -140,16 +129,10 @@ def _line(ctx: AutoscalingContext, observation: Observation, decision: Decision,
             "running": observation.running,
             "starting": observation.starting,
             "dry_run": dry_run,
-            "loads": {signal: round(load, 3) for signal, load in _signals(decision.loads).items()},
+            "loads": {signal: round(load, 3) for signal, load in signals(decision.loads).items()},
             "reasons": [{"code": reason.code.value, "text": reason.text} for reason in decision.reasons],
         }
     )
-
-
-def _signals(loads: Loads | None) -> dict[str, float]:
-    """What is known of the loads, by name."""
-    known = {} if loads is None else {s: getattr(loads, s) for s in ("rate", "queue", "itl", "kv")}
-    return {signal: load for signal, load in known.items() if load is not None}
 
 
 def _logger() -> logging.Logger:

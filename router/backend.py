@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final
 
-import msgspec
+from msgspec.msgpack import encode
 
 from replicas.api import (
     FinishReason,
@@ -72,8 +72,8 @@ class ReplicaBackend:
             heard=self._dispatch_soon,
             demand=self._demand,
             leave=self._move_from,
-            counters=self._counters,
-            changed=self._check_wake,
+            counters=lambda: encode(self._demand_tally.report(self._dispatcher, self._measures)),
+            changed=lambda: self._waker.check(),
         )
         self._demand_tally = DemandTally(router_id, first_epoch)
         self._generations: dict[int, ReplicaGeneration] = {}
@@ -86,7 +86,7 @@ class ReplicaBackend:
         self.service: Final = ServiceTally(
             lambda tier, tenant, service: self._dispatcher.charge(tier, tenant, service, 1.0)
         )
-        self._waker = None if wake is None else Waker(wake, self._needs_replica)
+        self._waker = Waker(wake, lambda: self._fleet.is_empty and len(self._dispatcher) > 0)
         self._will_dispatch = False
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Requests that wait for a replica -> what ends their wait."""
@@ -100,13 +100,12 @@ class ReplicaBackend:
         self._is_closed = True
         for request_id in list(self._timers):
             self._give_up(request_id)
-        if self._waker is not None:
-            self._waker.close()
+        self._waker.close()
         await self._fleet.close()
 
     @property
     def card(self) -> ModelCard | None:
-        return self._fleet.card if self._waker is None else self._fleet.last_card
+        return self._fleet.last_card if self._waker.can_call else self._fleet.card
 
     @property
     def num_usable(self) -> int:
@@ -177,7 +176,7 @@ class ReplicaBackend:
         self._dispatcher.add(waiting)
         self._limit_wait(waiting.key, decision.queue_ttl_s, self._expire)
         self._dispatch()
-        self._check_wake()
+        self._waker.check()
         return generation
 
     def _forget(self, generation: ReplicaGeneration) -> None:
@@ -224,14 +223,6 @@ class ReplicaBackend:
         self._stop_waiting(request_id)
         self._generations.pop(request_id).fail("no replica could take this request in time")
 
-    def _needs_replica(self) -> bool:
-        """Requests wait, and no replica exists."""
-        return self._fleet.is_empty and bool(len(self._dispatcher))
-
-    def _check_wake(self) -> None:
-        if self._waker is not None:
-            self._waker.check()
-
     def _expire(self, request_id: int) -> None:
         """Refuse a new request that no replica took within its tier's limit."""
         generation = self._generations[request_id]
@@ -261,10 +252,6 @@ class ReplicaBackend:
 
     def _demand(self) -> tuple[TierDemand, ...]:
         return self._dispatcher.demand(len(self._fleet))
-
-    def _counters(self) -> bytes:
-        """What the autoscaler is told of this router."""
-        return msgspec.msgpack.encode(self._demand_tally.report(self._dispatcher, self._measures))
 
     def _place(self, waiting: Waiting, starved_s: float) -> Verdict:
         """Submit a request to the best replica with room for it, if there is one."""

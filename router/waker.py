@@ -19,17 +19,22 @@ ReplicaGoneError when it meets one that is going."""
 class Waker:
     """Calls `wake` from when it is needed until it is not. One event loop only."""
 
-    def __init__(self, wake: Wake, is_needed: Callable[[], bool]) -> None:
+    def __init__(self, wake: Wake | None, is_needed: Callable[[], bool]) -> None:
+        """Without `wake` there is nobody to ask."""
         self._wake = wake
         self._is_needed = is_needed
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def can_call(self) -> bool:
+        return self._wake is not None
+
     def check(self) -> None:
         """Begin to call if that is needed now, or cease. Call when something may have changed."""
         is_calling = self._task is not None and not self._task.done()
-        if self._is_needed() and not is_calling:
+        if self._wake is not None and self._is_needed() and not is_calling:
             # An empty context: the call must not belong to the request that made it necessary.
-            self._task = asyncio.get_running_loop().create_task(self._call(), context=Context())
+            self._task = asyncio.get_running_loop().create_task(self._call(self._wake), context=Context())
         elif is_calling and not self._is_needed():
             self.close()
 
@@ -38,11 +43,11 @@ class Waker:
         if self._task is not None:
             self._task.cancel()
 
-    async def _call(self) -> None:
+    async def _call(self, wake: Wake) -> None:
         while self._is_needed():
             try:
                 async with asyncio.timeout(CALL_S):
-                    await self._wake()
+                    await wake()
             except (ReplicaGoneError, TimeoutError):
                 pass
             await asyncio.sleep(RETRY_S)  # what answered, or failed, is known as gone by then

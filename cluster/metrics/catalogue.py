@@ -188,6 +188,22 @@ QUOTA_LEFT: Final = _gauge(
     *("tenant", "limit"),
     event_only=True,
 )
+# Autoscaler
+TARGET_REPLICAS: Final = _gauge(
+    "headway_autoscaling_target_replicas", "Replicas that the autoscaler wants", event_only=True
+)
+RUNNING_REPLICAS: Final = _gauge(
+    "headway_autoscaling_running_replicas", "Replicas that serve, as it sees them", event_only=True
+)
+LOAD_REPLICAS: Final = _gauge(
+    "headway_autoscaling_load_replicas",
+    "Replicas that a signal (rate, queue, itl, kv) asks for",
+    "signal",
+    event_only=True,
+)
+SCALING_REASONS: Final = _counter(
+    "headway_autoscaling_reasons_total", "Decisions by reason; one has several", "reason", event_only=True
+)
 
 METRICS: Final[tuple[Metric, ...]] = tuple(
     metric for metric in list(globals().values()) if isinstance(metric, Metric)

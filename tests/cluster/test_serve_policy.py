@@ -1,6 +1,6 @@
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +9,9 @@ from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from cluster import serve_policy
-from cluster.autoscaling import Decision, Observation
 from cluster.autoscaling_policy import PolicyError
 from cluster.autoscaling_stats import router_stats
+from cluster.metrics.catalogue import Sample
 from cluster.serve_policy import SlaPolicy
 from router.counters import RouterCounters, TierCounters
 
@@ -26,9 +26,9 @@ class Clock:
         return self.now
 
 
-class Heard(list[tuple[str, Observation, Decision]]):
-    def __call__(self, *heard: Any) -> None:
-        self.append(heard)
+class Exports(list[list[Sample]]):
+    def __call__(self, samples: Iterable[Sample]) -> None:
+        self.append(list(samples))
 
 
 def context(target: int, stats: dict[str, float], *, at: float = 0.0, running: int = 1) -> AutoscalingContext:
@@ -58,8 +58,8 @@ def context(target: int, stats: dict[str, float], *, at: float = 0.0, running: i
     )
 
 
-def policy(clock: Clock, heard: Heard, **settings: Any) -> SlaPolicy:
-    return SlaPolicy(clock=clock, sink=heard, **({"max_replicas": 9, "tiers": TIERS} | settings))
+def policy(clock: Clock, **settings: Any) -> SlaPolicy:
+    return SlaPolicy(clock=clock, **({"export": Exports(), "max_replicas": 9, "tiers": TIERS} | settings))
 
 
 def busy(number: int) -> dict[str, float]:
@@ -69,29 +69,46 @@ def busy(number: int) -> dict[str, float]:
 
 
 def test_it_decides_every_five_seconds_from_the_last_values() -> None:
-    clock, heard = Clock(), Heard()
-    decide = policy(clock, heard)
-    targets = []
-    for tick in range(101):
-        targets.append(decide(context(1, busy(1 + tick // 50), at=clock.now))[0])
-        clock.now += 0.1
-    assert len(heard) == 3
-    assert targets[0] == 1
-    assert set(targets[50:]) == {2}  # twice what there was, of the four that are wanted
+    clock = Clock()
+    decide = policy(clock)
+    targets, made = [], []
+    for tick in range(81):
+        targets.append(decide(context(1, busy(1 + tick // 40), at=clock.now))[0])
+        if not made or made[-1] is not decide.decision:
+            made.append(decide.decision)
+        clock.now += 0.125
+    assert len(made) == 3
+    assert targets[:40] == [1] * 40
+    assert targets[40:] == [2] * 41
+
+
+def test_figures_are_exported_every_second() -> None:
+    clock, exports = Clock(), Exports()
+    decide = policy(clock, export=exports)
+    for tick in range(81):
+        decide(context(1, busy(1 + tick // 40), at=clock.now))
+        clock.now += 0.125
+    assert len(exports) == 11
+    values = {(s.metric.name, s.labels): s.value for s in exports[-1]}
+    assert values["headway_autoscaling_target_replicas", ()] == 2
+    assert values["headway_autoscaling_running_replicas", ()] == 1
+    assert values["headway_autoscaling_load_replicas", ("rate",)] == 3.75
+    assert values["headway_autoscaling_reasons_total", ("rate",)] == 2
 
 
 def test_a_dry_run_decides_and_changes_nothing() -> None:
-    clock, heard = Clock(), Heard()
-    decide = policy(clock, heard, dry_run=True)
+    clock = Clock()
+    decide = policy(clock, dry_run=True)
     for number in (1, 2, 3):
         assert decide(context(1, busy(number), at=clock.now)) == (1, {})
         clock.now += 5.0
-    assert heard[-1][2].target == 2
+    assert decide.decision is not None
+    assert decide.decision.target == 2
 
 
 def test_every_decision_is_a_line_of_json(caplog: pytest.LogCaptureFixture) -> None:
-    clock, heard = Clock(), Heard()
-    decide = policy(clock, heard)
+    clock = Clock()
+    decide = policy(clock)
     logger = logging.getLogger("ray.serve")
     logger.addHandler(caplog.handler)
     try:
@@ -108,25 +125,26 @@ def test_every_decision_is_a_line_of_json(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_what_was_said_long_ago_was_not_said() -> None:
-    clock, heard = Clock(), Heard()
-    decide = policy(clock, heard)
+    clock = Clock()
+    decide = policy(clock)
     stale = context(3, busy(1), at=clock.now)
     stale.current_time = clock.now + 16
     assert decide(stale)[0] == 3
-    assert [reason.code for reason in heard[0][2].reasons] == ["no_data"]
+    assert decide.decision is not None
+    assert [reason.code for reason in decide.decision.reasons] == ["no_data"]
 
 
 def test_an_error_holds_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def fails(*_: Any) -> None:
-        raise ZeroDivisionError("a sink that fails")
+        raise ZeroDivisionError("an export that fails")
 
-    decide = SlaPolicy(clock=Clock(), sink=fails, max_replicas=9)
+    decide = policy(Clock(), export=fails)
     logging.getLogger("ray.serve").addHandler(caplog.handler)
     try:
         assert decide(context(4, {})) == (4, {})
     finally:
         logging.getLogger("ray.serve").removeHandler(caplog.handler)
-    assert "a sink that fails" in caplog.text
+    assert "an export that fails" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -156,7 +174,7 @@ def test_it_survives_being_pickled_by_value() -> None:
     pickled = cloudpickle.dumps(SlaPolicy)
     assert b"_decide" in pickled  # the code, not a name to import it by
     copy = cloudpickle.loads(pickled)
-    assert copy(clock=Clock(), sink=Heard(), max_replicas=3)(context(2, {})) == (2, {})
+    assert copy(clock=Clock(), export=Exports(), max_replicas=3)(context(2, {})) == (2, {})
 
 
 def test_serve_takes_it_by_its_path_with_json() -> None:

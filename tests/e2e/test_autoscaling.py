@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.scale import scale
 from tests.e2e.server import ROOT, Server, start_null, wait_for
 
 pytestmark = pytest.mark.e2e
 
+REPLICA = "ServeReplica:headway:Replica"
 CONFIG = """
 autoscaling: {min_replicas: 0, max_replicas: 3, interval_s: 0.5, demand_span_s: 2,
               downscale_delay_s: 3, to_zero_delay_s: 6}
@@ -48,27 +50,42 @@ def wait_for_target(server: Server, target: int) -> None:
     wait_for(is_decided, f"a target of {target}")
 
 
-def stream_long(server: Server, finishes: list[str | None]) -> None:
-    body = {"model": "null", "prompt": "once", "max_tokens": 7500, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=90) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                finishes.append(json.loads(line[6:])["choices"][0]["finish_reason"])
+class LongStream:
+    """Ten seconds of one answer and more."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._finishes: list[str | None] = []
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        assert self._began.wait(60)
+
+    def _read(self) -> None:
+        body = {"model": "null", "prompt": "once", "max_tokens": 6000, "ignore_eos": True, "stream": True}
+        url = f"{self._server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=90) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    self._finishes.append(json.loads(line[6:])["choices"][0]["finish_reason"])
+                    self._began.set()
+
+    def finish(self) -> str | None:
+        """Wait for its end; return why it ended."""
+        self._thread.join(timeout=90)
+        return self._finishes[-1]
 
 
 def test_one_to_three_to_none_and_back_without_a_failed_stream(scaled: Server) -> None:
     command = [sys.executable, "-m", "load", "run", "--url", scaled.url, *LOAD, "--json"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as load:
         wait_for_target(scaled, 3)
-        finishes: list[str | None] = []
-        long = threading.Thread(target=stream_long, args=(scaled, finishes))
-        long.start()
+        long = LongStream(scaled)
         output, _ = load.communicate(timeout=60)
     report = json.loads(output)
     assert (report["errors"], report["requests"] > 40) == ({}, True)
     wait_for_target(scaled, 1)
-    long.join(timeout=60)
-    assert finishes[-1] == "length"  # whatever replica it began on
+    assert long.finish() == "length"  # whatever replica it began on
     wait_for_target(scaled, 0)
     made = decisions(scaled)
     changes = [line for line in made if line["target"] != line["before"]]
@@ -76,7 +93,18 @@ def test_one_to_three_to_none_and_back_without_a_failed_stream(scaled: Server) -
     for line in changes:
         codes = {reason["code"] for reason in line["reasons"]}
         assert codes & {"rate", "queue", "itl"} if line["target"] > line["before"] else codes == {"less"}
-    wait_for(lambda: scaled.processes("ServeReplica:headway:Replica") == [] or None, "none to be left")
+    wait_for(lambda: scaled.processes(REPLICA) == [] or None, "none to be left")
     body = {"model": "null", "prompt": "x", "max_tokens": 5}
     answer = httpx.post(f"{scaled.url}/v1/completions", json=body, timeout=90)
     assert answer.status_code == 200
+
+
+def test_a_rolling_update_ends_no_stream(scaled: Server) -> None:
+    before = set(scaled.processes(REPLICA))
+    long = LongStream(scaled)
+    config = scaled.config.read_text()
+    scaled.config.write_text(config.replace("max_num_seqs: 2", "max_num_seqs: 3"))
+    scale(scaled, 1)
+    wait_for(lambda: set(scaled.processes(REPLICA)) - before or None, "a replica of the new kind")
+    assert long.finish() == "length"
+    wait_for(lambda: not set(scaled.processes(REPLICA)) & before or None, "the end of the old one")

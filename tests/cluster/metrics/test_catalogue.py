@@ -7,8 +7,8 @@ import pytest
 from cluster.metrics.catalogue import COMMON_LABELS, METRICS, Kind, Metric
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-UNITS = ("_ms", "_s", "_tokens", "_blocks", "_sequences", "_requests", "_seconds")
-UNITLESS = ("headway_seats", "headway_connected_replicas", "headway_ledger_routers", "headway_quota_left")
+UNITS = ("_ms", "_s", "_tokens", "_blocks", "_sequences", "_requests", "_seconds", "_replicas")
+UNITLESS = ("headway_seats", "headway_ledger_routers", "headway_quota_left")
 FLAGS = ("headway_ledger_up", "headway_engine_overloaded")
 
 
