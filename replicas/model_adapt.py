@@ -13,6 +13,7 @@ from replicas.model_int8 import WEIGHT_LEVELS, quantise_linears, weight_levels
 from replicas.model_layer import fuse_layers
 from replicas.model_rotary import tabulate_rotary
 from replicas.model_smooth import smooth
+from replicas.model_team import open_team
 from replicas.progress import Progress
 
 
@@ -49,11 +50,14 @@ def adapt(
 def _quantise(
     model: LoadedModel, wanted: Quantization | None, folder: Path, progress: Progress
 ) -> Quantization:
-    if wanted == "none" or (wanted is None and weight_levels() < WEIGHT_LEVELS[0]):
+    if wanted == "none":
+        return "none"
+    team = open_team(torch.get_num_threads())
+    if wanted is None and weight_levels(team) < WEIGHT_LEVELS[0]:
         return "none"
     progress("quantising to int8", None)
     if not smooth(model, folder) and wanted is None:
         return "none"
     head = model.module.get_output_embeddings()  # type: ignore[operator]
-    quantise_linears(model.module, head)
+    quantise_linears(model.module, head, team)
     return "int8"

@@ -17,7 +17,6 @@ LANES: Final = lanes.WIDTH
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
 _STEPS = np.float32(255.0)
-_LOWEST = np.float32(-128.0)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -126,14 +125,14 @@ def silu_mul(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def quantise(
-    out: Any,  # [rows, width] int8
+    out: Any,  # [rows, width] uint8
     scales: Any,  # [rows]
     zeros: Any,  # [rows] int32
     x: Any,  # [rows, width]
     first: Any,
     last: Any,
 ) -> None:
-    """Round each row so that x = (out - zero) * scale; its range, extended to hold 0, fills -128 .. 127.
+    """Round each row so that x = (out - zero) * scale; its range, extended to hold 0, fills 0 .. 255.
 
     A value that is not finite makes the row's scale NaN, so that it cannot pass for a number.
     """
@@ -149,11 +148,11 @@ def quantise(
         low, span = lanes.largest(lows), lanes.largest(highs) + lanes.largest(lows)
         scales[row] = span / _STEPS + lanes.total(strange)
         inverse = _STEPS / span if span > _ZERO else _ZERO
-        zero = np.rint(low * inverse) + _LOWEST
+        zero = np.rint(low * inverse)
         zeros[row] = np.int32(zero)
         for i in range(width):
-            # Both are rounded, so their sum can reach 128.
-            out[row, i] = np.int8(min(np.rint(x[row, i] * inverse) + zero, np.float32(127.0)))
+            # Both are rounded, so their sum can reach 256.
+            out[row, i] = np.uint8(min(np.rint(x[row, i] * inverse) + zero, _STEPS))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

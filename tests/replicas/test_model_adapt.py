@@ -18,7 +18,7 @@ from tests.replicas.tiny_models import VOCAB_SIZE, gemma2, llama, save
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU with VNNI, whatever this one has."""
-    monkeypatch.setattr(model_adapt, "weight_levels", lambda: WEIGHT_LEVELS[0])
+    monkeypatch.setattr(model_adapt, "weight_levels", lambda _: WEIGHT_LEVELS[0])
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
@@ -57,7 +57,7 @@ def test_without_fused_layers_the_default_is_full_precision(tmp_path: Path) -> N
 def test_with_7_bit_weights_the_default_is_full_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_adapt, "weight_levels", lambda: WEIGHT_LEVELS[1])
+    monkeypatch.setattr(model_adapt, "weight_levels", lambda _: WEIGHT_LEVELS[1])
     folder = with_tokenizer(save(llama(), tmp_path))
     assert adapted(load(folder), folder, None).quantization == "none"
 

@@ -2,9 +2,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from replicas import model_int8
+from replicas import model_int8, model_int8_kernels
 from replicas.errors import ConfigError
 from replicas.model_int8 import WEIGHT_LEVELS, Int8Head, Int8Linear, quantise_linears, weight_levels
+from replicas.model_team import Team
+
+TEAMS = [None, *(Team(threads) for threads in (1, 3) if model_int8_kernels.available())]
+"""Each way to multiply that this machine has."""
+by_every_team = pytest.mark.parametrize("team", TEAMS, ids=["torch", "tiles", "shared tiles"][: len(TEAMS)])
 
 
 def random_rows(rows: int, width: int, seed: int = 2) -> Tensor:
@@ -20,11 +25,22 @@ def relative_error(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
+@by_every_team
 @pytest.mark.parametrize("bias", [True, False])
-def test_an_int8_layer_is_close_to_the_layer(bias: bool) -> None:
+def test_an_int8_layer_is_close_to_the_layer(bias: bool, team: Team | None) -> None:
     layer = linear(576, 96, bias)
     x = random_rows(20, 576)
-    assert relative_error(Int8Linear(layer, 127)(x), layer(x)) < 0.01
+    assert relative_error(Int8Linear(layer, 127, team)(x), layer(x)) < 0.01
+
+
+@by_every_team
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 13, 100])
+@pytest.mark.parametrize("outputs", [64, 70, 320])
+def test_every_way_to_multiply_gives_the_same_bits(outputs: int, rows: int, team: Team | None) -> None:
+    """For every number of rows that a block of the kernels can have, and outputs that do not fill a tile."""
+    layer = linear(80, outputs)
+    x = random_rows(rows, 80) + 1
+    assert torch.equal(Int8Linear(layer, 63, team)(x), Int8Linear(layer, 63)(x))
 
 
 def test_rows_that_are_shifted_or_scaled_lose_no_precision() -> None:
@@ -38,16 +54,18 @@ def test_rows_of_zeros_give_the_bias() -> None:
     assert torch.equal(Int8Linear(layer, 127)(torch.zeros(2, 64)), layer.bias.expand(2, 32))
 
 
+@by_every_team
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 33, 100, 257])
-def test_a_row_has_the_same_bits_in_any_company(rows: int) -> None:
-    layer = Int8Linear(linear(1536, 160), weight_levels())
+def test_a_row_has_the_same_bits_in_any_company(rows: int, team: Team | None) -> None:
+    layer = Int8Linear(linear(1536, 160), weight_levels(team), team)
     x = random_rows(300, 1536)
     assert torch.equal(layer(x[300 - rows :].clone()), layer(x)[300 - rows :])
 
 
+@by_every_team
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_number_spoils_its_own_row_only(strange: float) -> None:
-    layer = Int8Linear(linear(64, 32), 127)
+def test_what_is_no_number_spoils_its_own_row_only(strange: float, team: Team | None) -> None:
+    layer = Int8Linear(linear(64, 32), 127, team)
     x = random_rows(3, 64)
     expected = layer(x)
     x[1, 7] = strange
@@ -56,8 +74,9 @@ def test_what_is_no_number_spoils_its_own_row_only(strange: float) -> None:
     assert torch.equal(out[[0, 2]], expected[[0, 2]])
 
 
-def test_no_rows_give_no_rows() -> None:
-    assert Int8Head(linear(64, 32, bias=False), 127)(torch.zeros(1, 0, 64)).shape == (1, 0, 32)
+@by_every_team
+def test_no_rows_give_no_rows(team: Team | None) -> None:
+    assert Int8Head(linear(64, 32, bias=False), 127, team)(torch.zeros(1, 0, 64)).shape == (1, 0, 32)
 
 
 def test_the_best_logits_of_a_head_are_those_of_full_precision() -> None:
@@ -79,7 +98,7 @@ def test_all_layers_but_unsuitable_ones_are_replaced() -> None:
             "other_head": linear(64, 50),
         }
     )
-    quantise_linears(model, model["head"])
+    quantise_linears(model, model["head"], None)
     kinds = {name: type(child).__name__ for name, child in model.items()}
     assert kinds == {
         "inner": "Sequential",
@@ -90,8 +109,9 @@ def test_all_layers_but_unsuitable_ones_are_replaced() -> None:
     assert isinstance(model["inner"][0], Int8Linear)  # type: ignore[index]
 
 
-def test_this_machine_multiplies_with_7_bits_at_least() -> None:
-    assert weight_levels() in WEIGHT_LEVELS
+@by_every_team
+def test_this_machine_multiplies_with_7_bits_at_least(team: Team | None) -> None:
+    assert weight_levels(team) in WEIGHT_LEVELS
 
 
 def saturating(x: Tensor, weight: Tensor) -> Tensor:
@@ -103,13 +123,13 @@ def saturating(x: Tensor, weight: Tensor) -> Tensor:
 
 def test_where_8_bits_saturate_weights_have_7(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_int_mm", saturating)
-    assert weight_levels() == 63
+    assert weight_levels(None) == 63
 
 
 def test_a_machine_that_multiplies_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_int_mm", lambda x, weight: saturating(x, weight) + 1)
     with pytest.raises(ConfigError, match="int8"):
-        quantise_linears(nn.Sequential(linear(64, 32)), None)
+        quantise_linears(nn.Sequential(linear(64, 32)), None, None)
 
 
 def test_the_trial_sees_every_kind_of_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,4 +142,4 @@ def test_the_trial_sees_every_kind_of_wrong_product(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(torch, "_int_mm", wrong)
         with pytest.raises(ConfigError):
-            weight_levels()
+            weight_levels(None)

@@ -34,10 +34,11 @@ def test_the_gate_asks_for_both(perplexity: float, agreement: float, passed: boo
 def test_int8_passes_the_gate_on_the_demo_model() -> None:
     """Where 8-bit weights multiply exactly; elsewhere 7 bits must keep the perplexity at least."""
     from replicas.model_int8 import WEIGHT_LEVELS, weight_levels
+    from replicas.model_team import open_team
 
     report = run(quality, "--num-threads", "1")
     assert report["positions"] == 2012
     assert report["quantization"] == "int8"
     assert float(str(report["perplexity_ratio"])) <= quality.MAX_PERPLEXITY_RATIO
-    if weight_levels() == WEIGHT_LEVELS[0]:
+    if weight_levels(open_team(1)) == WEIGHT_LEVELS[0]:
         assert report["passed"]
