@@ -60,6 +60,17 @@ class Server:
         """Where the server keeps its files."""
         return self._raylet_option(r"--session_dir=(\S+?)/ray/")
 
+    def deploy(self, number: int) -> None:
+        """Deploy its configuration file, as it is now, again, with so many replicas. Null servers only."""
+        arguments = [self.ray_address(), self.folder(), str(self.config), str(number)]
+        subprocess.run(
+            [sys.executable, "-m", "tests.e2e.scale", *arguments],
+            cwd=ROOT,
+            env=os.environ | {"RAY_AUTH_MODE": "token"},  # the default of a local cluster
+            check=True,
+            timeout=60,
+        )
+
     def _raylet_option(self, pattern: str) -> str:
         (raylet,) = self.processes("/raylet/raylet ")
         command = Path(f"/proc/{raylet}/cmdline").read_text().replace("\0", " ")

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.scale import scale
 from tests.e2e.server import ROOT, Server, start_null, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -104,7 +103,7 @@ def test_a_rolling_update_ends_no_stream(scaled: Server) -> None:
     long = LongStream(scaled)
     config = scaled.config.read_text()
     scaled.config.write_text(config.replace("max_num_seqs: 2", "max_num_seqs: 3"))
-    scale(scaled, 1)
+    scaled.deploy(1)
     wait_for(lambda: set(scaled.processes(REPLICA)) - before or None, "a replica of the new kind")
     assert long.finish() == "length"
     wait_for(lambda: not set(scaled.processes(REPLICA)) & before or None, "the end of the old one")

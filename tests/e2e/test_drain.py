@@ -1,15 +1,12 @@
 """A replica that is to go finishes what it has begun."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 
 import httpx
 import pytest
 
-from tests.e2e.server import ROOT, Server, wait_for
+from tests.e2e.server import Server, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -17,17 +14,6 @@ NUM_STREAMS = 4
 """Two for each of the two replicas."""
 BODY = {"model": "null", "prompt": "once", "max_tokens": 3500, "stream": True}
 """7 s of tokens: Serve notices the new number after one."""
-
-
-def scale(server: Server, number: int) -> None:
-    arguments = [server.ray_address(), server.folder(), str(server.config), str(number)]
-    subprocess.run(
-        [sys.executable, "-m", "tests.e2e.scale", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"RAY_AUTH_MODE": "token"},  # the default of a local cluster
-        check=True,
-        timeout=60,
-    )
 
 
 def test_scaling_down_ends_no_stream(server: Server) -> None:
@@ -46,7 +32,7 @@ def test_scaling_down_ends_no_stream(server: Server) -> None:
     for thread in threads:
         thread.start()
     started.wait(timeout=60)
-    scale(server, 1)
+    server.deploy(1)
     for thread in threads:
         thread.join(timeout=60)
     assert finishes == [["length"]] * NUM_STREAMS
