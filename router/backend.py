@@ -351,7 +351,7 @@ class ReplicaBackend:
             self._taken_back(generation)
             return
         self._unstarted.pop(delta.request_id, None)
-        self._demand_tally.note_delta(generation.request.tier, delta)
+        self._demand_tally.note_delta(generation.request.tier, delta, not generation.has_begun)
         if delta.num_cached_tokens is not None:  # its other outputs find what the first one computed
             self._refund(generation, delta.num_cached_tokens)
         self._charge(generation, 0, len(delta.token_ids))

@@ -32,9 +32,10 @@ class _TierTally:
         mean = self._generated / self._num_ended if self._num_ended else FIRST_GUESS_TOKENS
         return num_outputs * min(max_tokens, round(mean))
 
-    def note(self, delta: TokenDelta) -> None:
+    def note(self, delta: TokenDelta, is_first: bool) -> None:
         self._generated += len(delta.token_ids)
-        self.cached_tokens += delta.num_cached_tokens or 0
+        if is_first:
+            self.cached_tokens += delta.num_cached_tokens or 0
         if delta.finish_reason is not None:
             self._num_ended = MEMORY * self._num_ended + 1
             self._generated *= MEMORY
@@ -61,9 +62,10 @@ class DemandTally:
         """A request that came will not be served: nobody could have in time."""
         self._tally(tier).num_rejected += 1
 
-    def note_delta(self, tier: int, delta: TokenDelta) -> None:
-        """Something of a request came back."""
-        self._tally(tier).note(delta)
+    def note_delta(self, tier: int, delta: TokenDelta, is_first: bool) -> None:
+        """Something of a request came back. What its later outputs, or attempts, find in a cache is its own
+        work: only the first delta says what was saved."""
+        self._tally(tier).note(delta, is_first)
 
     def report(self, waiting: Iterable[Waiting], measures: RouterMeasures) -> RouterCounters:
         """Return all counts, with the latencies of `measures`; `waiting` are the requests that wait in this

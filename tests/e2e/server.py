@@ -68,7 +68,7 @@ class Server:
             cwd=ROOT,
             env=os.environ | {"RAY_AUTH_MODE": "token"},  # the default of a local cluster
             check=True,
-            timeout=60,
+            timeout=120,
         )
 
     def _raylet_option(self, pattern: str) -> str:

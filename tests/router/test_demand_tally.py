@@ -63,9 +63,9 @@ def test_output_is_expected_as_long_as_it_has_been_lately() -> None:
     tally = DemandTally("router", 1)
     tally.note_request(0, 1, 1, 8000)
     for _ in range(300):
-        tally.note_delta(0, ended(40))
+        tally.note_delta(0, ended(40), True)
     for _ in range(1000):
-        tally.note_delta(0, ended(20))
+        tally.note_delta(0, ended(20), True)
     tally.note_request(0, 1, 1, 8000)
     tally.note_request(0, 1, 1, 5)
     assert tally.report((), RouterMeasures()).tiers[0].output_tokens == FIRST_GUESS_TOKENS + 20 + 5
@@ -81,6 +81,7 @@ def test_what_waits_is_told_by_tier() -> None:
 
 def test_cached_tokens_are_counted_when_they_are_known() -> None:
     tally = DemandTally("router", 1)
-    tally.note_delta(0, TokenDelta(1, 0, 0, [5], num_cached_tokens=64))
-    tally.note_delta(0, TokenDelta(1, 0, 0, [5]))
+    tally.note_delta(0, TokenDelta(1, 0, 0, [5], num_cached_tokens=64), True)
+    tally.note_delta(0, TokenDelta(1, 0, 1, [5], num_cached_tokens=80), False)  # its other output
+    tally.note_delta(0, TokenDelta(1, 0, 0, [5]), False)
     assert tally.report((), RouterMeasures()).tiers[0].cached_tokens == 64
