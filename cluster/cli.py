@@ -69,6 +69,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_deploy_parsers(deploy)
         deploy.set_defaults(run=_deploy)
+    simulate = commands.add_parser("simulate", help="serve recorded traffic on virtual time, without a model")
+    if arguments[:1] == ["simulate"]:
+        from cluster.simulation.commands import add_simulate_arguments, run_simulate
+
+        add_simulate_arguments(simulate)
+        simulate.set_defaults(run=_bench, bench=run_simulate)
     load = commands.add_parser("load", help="load an OpenAI-compatible server and measure it")
     if arguments[:1] == ["load"]:
         from load.commands import add_parsers as add_load_parsers

@@ -145,7 +145,7 @@ class Scheduler:
         The token each of its sequences starts from is what `step` samples. `schedule` must not be called
         before this step was executed.
         """
-        if self.config.batching != "continuous" or self._may_start_others():
+        if self.config.batching != "continuous" or self.may_start_others():
             return None
         entries = decodes_after(step, self._running)
         if entries is None or (len(self._waiting) and len(entries) < len(self._running)):
@@ -160,7 +160,7 @@ class Scheduler:
         self._overloaded = False
         return following
 
-    def _may_start_others(self) -> bool:
+    def may_start_others(self) -> bool:
         """Whether a waiting sequence may find a free seat, or take one: true when in doubt."""
         if not len(self._waiting):
             return False

@@ -153,9 +153,9 @@ class ReplicaBackend:
         self._demand_tally.note_request(tier, len(prompt_ids), n, sampling.max_tokens)
         if not self.ready():
             raise NoReplicaError("no replica can serve now")
-        decision = self._admission.decide(
-            tier, self._ahead(tier, len(prompt_ids)), self.loads().values(), self._now()
-        )
+        some = self._fleet.shortlist((), self._draw)
+        loads = (connection.streams.load for connection in some if connection.streams is not None)
+        decision = self._admission.decide(tier, self._ahead(tier, len(prompt_ids)), loads, self._now())
         if isinstance(decision, Reject):
             self._demand_tally.note_refusal(tier)
             raise overloaded(decision.message, code=decision.reason, retry_after_s=decision.retry_after_s)
@@ -199,14 +199,17 @@ class ReplicaBackend:
     def _ahead(self, tier: int, num_prompt_tokens: int) -> Ahead:
         rooms = (connection.room(tier) for connection in self._fleet)
         num_outputs = self._dispatcher.num_ahead(tier)
+        has_room = any(room is not None and room.num_outputs > 0 for room in rooms)
+        # Where there is room nobody asks further: with many replicas the sums are most of a request's cost.
+        others = () if has_room else tuple(self._fleet)
         return Ahead(
             num_outputs=num_outputs,
             num_better=self._dispatcher.num_ahead(tier - 1),
-            num_sent=sum(connection.num_own_waiting(tier) for connection in self._fleet),
+            num_sent=sum(connection.num_own_waiting(tier) for connection in others),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
-            has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
-            has_seat=sum(connection.num_free_seats(tier) for connection in self._fleet) > num_outputs,
+            has_room=has_room,
+            has_seat=has_room or sum(other.num_free_seats(tier) for other in others) > num_outputs,
             num_prompt_tokens=num_prompt_tokens,
         )
 
@@ -248,19 +251,26 @@ class ReplicaBackend:
         self._will_dispatch = False
         self._dispatcher.dispatch(self._now(), self._place)
         self._withdraw_one()
-        self._fleet.demand_changed()
+        self._fleet.demand_changed(bool(len(self._dispatcher)))
 
     def _demand(self) -> tuple[TierDemand, ...]:
         return self._dispatcher.demand(len(self._fleet))
 
     def _place(self, waiting: Waiting, starved_s: float) -> Verdict:
         """Submit a request to the best replica with room for it, if there is one."""
+        some = self._fleet.shortlist(self._generations[waiting.key].client.hashes, self._draw)
+        verdict = self._place_on(some, waiting, starved_s)
+        if verdict is Verdict.PLACED or len(some) == len(self._fleet):
+            return verdict
+        return self._place_on(self._fleet, waiting, starved_s)
+
+    def _place_on(self, connections: Iterable[Connection], waiting: Waiting, starved_s: float) -> Verdict:
         generation = self._generations[waiting.key]
         request = generation.request
         is_impatient = waiting.is_impatient(self._now())
         fitting = []
         has_seat = False
-        for connection in self._fleet:
+        for connection in connections:
             room = connection.room(request.tier)
             if room is None or room.num_outputs < 1:
                 continue
@@ -290,6 +300,7 @@ class ReplicaBackend:
         generation.send_to(connection, connection.card.fingerprint, starved_s, self._now())
         self._measures.note_choice(len(generation.request.prompt_ids), choice.matched)
         connection.submit(generation.request, generation.client.hashes)
+        self._fleet.owners.note(generation.client.hashes, choice.replica)
         self._unstarted[request_id] = generation
         if not generation.has_begun:  # a loss later on is not the tenant's doing
             generation.num_refundable = len(generation.request.prompt_ids)

@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import Context
+from heapq import nsmallest
+from random import Random
 from typing import Final
 
 from replicas.api import ModelCard, ReplicaLoad, TierDemand, TokenDelta
 from router.connection import Connection
+from router.shortlist import PrefixOwners
 from router.transport import Transport
 
 DRAIN_PATIENCE_S: Final = 10.0
@@ -48,10 +51,13 @@ class Fleet:
         self._changed = changed
         self._counters = counters
         self._candidates: frozenset[str] = frozenset()
+        self._told: frozenset[str] = frozenset()
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.last_card: ModelCard | None = None
         """Of the model that was served last, replicas or not."""
+        self._is_demanding = False
+        self.owners: Final = PrefixOwners()
 
     def start(self) -> None:
         """Begin to follow the carrier's replicas. Call once, on the event loop."""
@@ -93,13 +99,21 @@ class Fleet:
             if connection.streams is not None
         }
 
-    def demand_changed(self) -> None:
+    def shortlist(self, hashes: Iterable[int], draw: Random) -> Collection[Connection]:
+        """Return the replicas to compare for a prompt with these prefix hashes."""
+        return self.owners.shortlist(self._connections, hashes, draw)
+
+    def demand_changed(self, is_demanding: bool) -> None:
         """Tell the replicas at once when requests begin, or cease, to wait for credits."""
+        if is_demanding == self._is_demanding:
+            return
+        self._is_demanding = is_demanding
         for connection in self:
             connection.demand_changed()
 
     def _candidates_changed(self, names: frozenset[str]) -> None:
         self._candidates = names
+        self._told = frozenset(nsmallest(NUM_TOLD, names))
         for name, connection in self._connections.items():
             if name not in names and not connection.draining:
                 self._leave_later(connection)
@@ -140,8 +154,7 @@ class Fleet:
 
     def _counters_for(self, replica: str) -> bytes:
         """What a replica is told: they all reach the same autoscaler, so a few of them are enough."""
-        told = sorted(self._candidates)[:NUM_TOLD]
-        return self._counters() if replica in told else b""
+        return self._counters() if replica in self._told else b""
 
     def _disconnected(self, name: str) -> None:
         del self._connections[name], self._tasks[name]

@@ -3,31 +3,35 @@
 import argparse
 from collections.abc import Callable
 
-from cluster.bench import (
-    batching,
-    engine,
-    fairness,
-    kv,
-    limits,
-    overhead,
-    overload,
-    quality,
-    router,
-    routing,
-    scheduler,
-)
-
 Command = Callable[[argparse.Namespace], dict[str, object]]
 
 
 def add_parsers(parser: argparse.ArgumentParser) -> None:
     """Add the bench commands; each sets `bench`, a function from arguments to a report."""
+    # Here, not above: some import torch, which whoever takes a module of this package has no use for.
+    from cluster.bench import (
+        batching,
+        engine,
+        fairness,
+        itl,
+        kv,
+        limits,
+        overhead,
+        overload,
+        quality,
+        router,
+        routing,
+        scheduler,
+        steps,
+    )
+
     commands = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCH")
     for module in (
         scheduler,
         kv,
         engine,
         batching,
+        itl,
         quality,
         overhead,
         limits,
@@ -35,6 +39,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         fairness,
         routing,
         overload,
+        steps,
     ):
         command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object on stdout")

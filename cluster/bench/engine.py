@@ -16,6 +16,7 @@ from replicas.api import GenerateRequest
 from replicas.config import Batching, EngineConfig, Quantization
 from replicas.engine import Engine
 from replicas.startup import OpenedRunner, open_runner
+from replicas.step import Runner
 
 NAME = "engine"
 HELP = "output tokens/s, TTFT, ITL and step time of the bare engine"
@@ -84,11 +85,12 @@ def engine_config(args: argparse.Namespace, max_num_seqs: int) -> EngineConfig:
     )
 
 
-def new_engine(opened: OpenedRunner, batching: Batching) -> Engine:
-    """A fresh engine over the same runner: one set of weights serves all modes of a comparison."""
+def new_engine(opened: OpenedRunner, batching: Batching, runner: Runner | None = None) -> Engine:
+    """A fresh engine over the same runner: one set of weights serves all modes of a comparison. `runner`:
+    one around it."""
     config = msgspec.structs.replace(opened.resolved, batching=batching)
     eos = frozenset(opened.card.eos_token_ids)
-    return Engine(config, opened.runner, vocab_size=opened.card.vocab_size, eos_token_ids=eos)
+    return Engine(config, runner or opened.runner, vocab_size=opened.card.vocab_size, eos_token_ids=eos)
 
 
 def warm_up(engine: Engine, seats: int) -> None:

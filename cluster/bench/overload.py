@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.bench.report import commit, percentile, progress
-from cluster.bench.virtual_replica import VOCAB_SIZE, StepCost, VirtualReplica, VirtualTransport
-from cluster.bench.virtual_time import run as run_in_virtual_time
 from cluster.bench.workload import LognormalLengths, random_prompt
+from cluster.simulation.profile import StepTimes
+from cluster.simulation.replica import VOCAB_SIZE, VirtualReplica
+from cluster.simulation.transport import VirtualTransport
+from cluster.simulation.virtual_time import run as run_in_virtual_time
 from replicas.api import SamplingParams
 from replicas.config import ResolvedConfig
 from router.backend import ReplicaBackend
@@ -35,7 +37,7 @@ DELAY_S: Final = 0.001
 """Of every message between a router and a replica."""
 CONNECT_S: Final = 1.5
 """Before the first request: connections open, and every replica has been pinged once."""
-COST: Final = StepCost(
+COST: Final = StepTimes.linear(
     step_s=0.03, new_token_s=0.0001, query_key_pair_s=2e-8, read_token_s=5e-7, sample_s=0.0002
 )
 TIERS: Final = (

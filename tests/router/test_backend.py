@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.bench.virtual_time import run
+from cluster.simulation.virtual_time import run
 from replicas.api import LEASE_GRACE_S, LEASE_S, PING_INTERVAL_S, FinishReason, SamplingParams, TokenDelta
 from router.backend import ReplicaBackend, ReplicaGeneration
 from router.connection import RETRY_S

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from cluster.bench.virtual_time import run
+from cluster.simulation.virtual_time import run
 from router.errors import ApiError
 from router.ledger import SETTLE_S, Ledger
 from router.quota import Quota

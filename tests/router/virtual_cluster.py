@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from random import Random
 
-from cluster.bench.virtual_replica import StepCost, VirtualReplica, VirtualTransport
+from cluster.simulation.profile import StepTimes
+from cluster.simulation.replica import VirtualReplica
+from cluster.simulation.transport import VirtualTransport
 from replicas.api import SamplingParams
 from replicas.config import ResolvedConfig
 from router.backend import ReplicaBackend
@@ -13,7 +15,7 @@ from router.replica_generation import ReplicaGeneration
 from router.tenants import DEFAULT_TIERS, Tier
 
 STEP_S = 0.01
-COST = StepCost(step_s=STEP_S, new_token_s=0.0, query_key_pair_s=0.0, read_token_s=0.0, sample_s=0.0)
+COST = StepTimes.linear(step_s=STEP_S)
 PROMPT_TOKENS = 99
 
 

@@ -1,6 +1,5 @@
-from cluster.bench.overload import COST, NUM_ROUTERS, TIERS, Asked, Outcome, simulate
-from cluster.bench.virtual_time import run
-from replicas.step_time import StepShape
+from cluster.bench.overload import NUM_ROUTERS, TIERS, Asked, Outcome, simulate
+from cluster.simulation.virtual_time import run
 
 
 def outcome(*asked: Asked) -> Outcome:
@@ -11,12 +10,6 @@ def make_asked(
     at: float, ttft_s: float | None, predicted_s: float | None = None, tier: int = 0, router: int = 0
 ) -> Asked:
     return Asked(tier=tier, router=router, arrived_at=at, predicted_ttft_s=predicted_s, ttft_s=ttft_s)
-
-
-def test_a_steps_cost_is_linear_in_its_shape() -> None:
-    shape = StepShape(num_new_tokens=10, prefill_work=100.0, kv_read_tokens=1000, num_sampling=4)
-    assert COST.of(StepShape()) == COST.step_s
-    assert COST.of(shape) > COST.of(StepShape(num_new_tokens=10, prefill_work=100.0, kv_read_tokens=1000))
 
 
 def test_attainment_counts_refused_requests_and_leaves_out_those_too_late_to_tell() -> None:

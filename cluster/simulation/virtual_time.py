@@ -15,9 +15,11 @@ class _Clock(selectors.DefaultSelector):
     def __init__(self, limit_s: float) -> None:
         super().__init__()
         self.now = 0.0
+        self.num_turns = 0
         self._limit_s = limit_s
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.num_turns += 1
         events = super().select(0)
         if not events:
             if timeout is None:
@@ -35,6 +37,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._clock.now
+
+    @property
+    def num_turns(self) -> int:
+        """Rounds of callbacks so far: what a simulation calls events."""
+        return self._clock.num_turns
 
 
 def run(main: Coroutine[Any, Any, Result], limit_s: float = 600.0) -> Result:

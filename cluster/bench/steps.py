@@ -1,0 +1,101 @@
+"""`headway bench steps`: how long the steps of this engine take, as a profile for `headway simulate`."""
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
+from cluster.bench.learning import LearningRunner
+from cluster.bench.report import progress
+from cluster.bench.workload import fixed_length_request, random_prompt
+from cluster.simulation.profile import Profile, RowTime, StepTimes
+from replicas.engine import Engine
+from replicas.startup import OpenedRunner, open_runner
+from replicas.step_time import KNOTS, StepShape, StepTimeModel
+
+NAME = "steps"
+HELP = "fit step times over batches, contexts and chunks; --out writes a profile for simulate"
+
+BATCHES: Final = (1, 4, 8, 16, 32)
+CONTEXTS: Final = (32, 256)
+CHUNKS: Final = (16, 64, 128, 256, 512)
+STEPS_EACH: Final = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the profile")
+    parser.add_argument("--name", default="cpu", help="of the profile")
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    started_at = time.perf_counter()
+    config = msgspec.structs.replace(
+        engine_config(args, max(BATCHES)), max_num_batched_tokens=max(CHUNKS), enable_prefix_caching=False
+    )
+    opened = open_runner(config, progress)
+    start_s = time.perf_counter() - started_at
+    runner = LearningRunner(opened.runner)
+    engine = new_engine(opened, "continuous", runner)
+    warm_up(engine, max(BATCHES))
+    draw = random.Random(0)
+    for context in CONTEXTS:
+        for batch in BATCHES:
+            _run(engine, [(context, STEPS_EACH)] * batch, draw)
+        progress(f"decodes after {context} tokens: done")
+    for chunk in CHUNKS:
+        for _ in range(2):
+            _run(engine, [(chunk, 1)], draw)
+    profile = _profile(args.name, opened, runner.step_time, start_s)
+    if args.out is not None:
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+    return {
+        "step_ms_batch_1": profile.steps.seconds(_decodes(1, 512)) * 1e3,
+        "step_ms_batch_8": profile.steps.seconds(_decodes(8, 512)) * 1e3,
+        "step_ms_batch_32": profile.steps.seconds(_decodes(32, 512)) * 1e3,
+        "prefill_tokens_per_s": 512 / profile.steps.seconds(StepShape().with_prefill(512, 0)),
+        "residual_q99_ms": runner.step_time.residual_q99_s * 1e3,
+        "start_s": start_s,
+        **identity(opened),
+    }
+
+
+def _run(engine: Engine, lengths: list[tuple[int, int]], draw: random.Random) -> None:
+    for i, (num_input, num_output) in enumerate(lengths):
+        engine.add(fixed_length_request(i, random_prompt(num_input, 1000, draw), num_output), "bench")
+    while engine.has_work:
+        engine.step()
+
+
+def _decodes(count: int, context: int) -> StepShape:
+    return StepShape(num_new_tokens=count, kv_read_tokens=count * context, num_sampling=count)
+
+
+def _profile(name: str, opened: OpenedRunner, step_time: StepTimeModel, start_s: float) -> Profile:
+    def seconds(shape: StepShape) -> float:
+        return step_time.predict(shape)
+
+    base_s = seconds(StepShape())
+    resolved = opened.resolved
+    return Profile(
+        name=name,
+        source=f"fitted by bench steps: {opened.card.name}, {opened.quantization}, "
+        f"{opened.num_threads} threads",
+        steps=StepTimes(
+            rows=tuple(
+                RowTime(knot, seconds(StepShape(num_new_tokens=knot))) for knot in (*KNOTS, 2 * KNOTS[-1])
+            ),
+            query_key_pair_s=(seconds(StepShape(prefill_work=1e6)) - base_s) / 1e6,
+            read_token_s=(seconds(StepShape(kv_read_tokens=1_000_000)) - base_s) / 1e6,
+            sample_s=(seconds(StepShape(num_sampling=1000)) - base_s) / 1e3,
+        ),
+        max_position_embeddings=resolved.max_model_len,
+        kv_bytes_per_token=1,
+        kv_bytes=resolved.num_blocks * resolved.block_size,
+        block_size=resolved.block_size,
+        cold_start_s=start_s,
+    )

@@ -1,0 +1,133 @@
+"""Profile: how long the steps of one kind of replica take, and what memory it has."""
+
+import math
+from bisect import bisect_right
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cluster.config import ClusterConfig
+from replicas.config import ModelShape, ResolvedConfig, resolve
+from replicas.errors import ConfigError
+from replicas.step_time import StepShape
+from router.tenants import Tier
+
+FOLDER: Final = Path(__file__).parent / "profiles"
+
+
+class RowTime(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A point of the step's time over its new tokens."""
+
+    num_tokens: int
+    seconds: float
+
+
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of a step: replicas.step_time's formula with known coefficients."""
+
+    rows: tuple[RowTime, ...]
+    """By new tokens, ascending; straight lines between the points, and the last line goes on."""
+    query_key_pair_s: float
+    read_token_s: float
+    sample_s: float
+
+    @classmethod
+    def linear(
+        cls,
+        *,
+        step_s: float,
+        new_token_s: float = 0.0,
+        query_key_pair_s: float = 0.0,
+        read_token_s: float = 0.0,
+        sample_s: float = 0.0,
+    ) -> "StepTimes":
+        """Return times that are linear in the new tokens, too."""
+        return cls(
+            rows=(RowTime(0, step_s), RowTime(1, step_s + new_token_s)),
+            query_key_pair_s=query_key_pair_s,
+            read_token_s=read_token_s,
+            sample_s=sample_s,
+        )
+
+    def seconds(self, shape: StepShape) -> float:
+        """Return how long a step of this shape takes."""
+        rows = self.rows
+        index = bisect_right(rows, shape.num_new_tokens, key=_num_tokens)
+        index = max(1, min(index, len(rows) - 1))
+        low, high = rows[index - 1], rows[index]
+        slope = (high.seconds - low.seconds) / (high.num_tokens - low.num_tokens)
+        return (
+            low.seconds
+            + slope * (shape.num_new_tokens - low.num_tokens)
+            + self.query_key_pair_s * shape.prefill_work
+            + self.read_token_s * shape.kv_read_tokens
+            + self.sample_s * shape.num_sampling
+        )
+
+
+def _num_tokens(row: RowTime) -> int:
+    return row.num_tokens
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of replica: a model on a machine."""
+
+    name: str
+    source: str
+    """Where the numbers come from."""
+    steps: StepTimes
+    max_position_embeddings: int
+    kv_bytes_per_token: int
+    kv_bytes: int
+    """Of the KV pool."""
+    block_size: int
+    cold_start_s: float
+    """From the decision to start a replica until it serves."""
+
+    def resolve(self, config: ClusterConfig) -> ResolvedConfig:
+        """Return what an engine of this profile runs with. Raises ConfigError."""
+        shape = ModelShape(
+            max_position_embeddings=self.max_position_embeddings,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            preferred_block_size=self.block_size,
+        )
+        resolved = resolve(config.engine, shape, config.engine.kv_cache_memory or self.kv_bytes)
+        return msgspec.structs.replace(
+            resolved, tier_itl_target_ms=tier_itl_targets(config.tiers) | resolved.tier_itl_target_ms
+        )
+
+
+def tier_itl_targets(tiers: tuple[Tier, ...]) -> dict[int, float]:
+    """What the tiers promise of the gap between two tokens, by level."""
+    return {tier.level: tier.itl_target_ms for tier in tiers if tier.itl_target_ms is not None}
+
+
+def load_profile(name: str) -> Profile:
+    """Read a bundled profile by its name, or a JSON file. Raises ConfigError."""
+    path = Path(name)
+    if not path.suffix:
+        path = FOLDER / f"{name}.json"
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as error:
+        bundled = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
+        raise ConfigError(f"profile {name!r}: {error.strerror}; bundled: {bundled}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    _check(path, profile)
+    return profile
+
+
+def _check(path: Path, profile: Profile) -> None:
+    rows = profile.steps.rows
+    tokens = [row.num_tokens for row in rows]
+    times = [row.seconds for row in rows]
+    if len(rows) < 2 or tokens != sorted(set(tokens)) or times != sorted(times):
+        raise ConfigError(f"{path}: steps.rows must be two or more points, both numbers ascending")
+    coefficients = (profile.steps.query_key_pair_s, profile.steps.read_token_s, profile.steps.sample_s)
+    for number in (*times, *coefficients, profile.cold_start_s):
+        if not (math.isfinite(number) and number >= 0):
+            raise ConfigError(f"{path}: {number} is no duration")
+    if times[-1] <= 0:
+        raise ConfigError(f"{path}: a step must take some time")

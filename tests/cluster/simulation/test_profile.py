@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.config import ClusterConfig
+from cluster.simulation.profile import RowTime, StepTimes, load_profile
+from replicas.errors import ConfigError
+from replicas.step_time import StepShape
+from tests.cluster.simulation.small_world import PROFILE
+
+
+def test_a_steps_time_is_linear_between_the_points_and_beyond() -> None:
+    steps = StepTimes(
+        rows=(RowTime(0, 1.0), RowTime(10, 2.0), RowTime(20, 4.0)),
+        query_key_pair_s=0.5,
+        read_token_s=0.25,
+        sample_s=0.125,
+    )
+    times = [steps.seconds(StepShape(num_new_tokens=tokens)) for tokens in (0, 5, 10, 15, 30)]
+    assert times == [1.0, 1.5, 2.0, 3.0, 6.0]
+    shape = StepShape(num_new_tokens=10, prefill_work=4, kv_read_tokens=8, num_sampling=16)
+    assert steps.seconds(shape) == 2.0 + 2.0 + 2.0 + 2.0
+
+
+@pytest.mark.parametrize("name", ["cpu", "h200-8b"])
+def test_bundled_profiles_resolve_the_default_configuration(name: str) -> None:
+    profile = load_profile(name)
+    resolved = profile.resolve(ClusterConfig())
+    assert resolved.num_blocks * resolved.block_size >= resolved.max_model_len
+    assert profile.source
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": msgspec.structs.replace(PROFILE.steps, rows=(RowTime(0, 1.0),))},
+        {"steps": msgspec.structs.replace(PROFILE.steps, rows=(RowTime(0, 2.0), RowTime(1, 1.0)))},
+        {"steps": msgspec.structs.replace(PROFILE.steps, read_token_s=-1.0)},
+        {"cold_start_s": -1.0},
+    ],
+)
+def test_impossible_profiles_are_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(PROFILE, **wrong)))
+    with pytest.raises(ConfigError, match=r"p\.json"):
+        load_profile(str(path))
+
+
+def test_an_unknown_profile_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="h200-8b"):
+        load_profile("h100")

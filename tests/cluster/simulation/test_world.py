@@ -1,0 +1,60 @@
+from cluster.simulation.clients import Habits
+from cluster.simulation.world import Outcome, simulate
+from tests.cluster.simulation.small_world import run_small, scenario, traffic
+
+
+def totals(outcome: Outcome) -> tuple[int, int, int, int]:
+    tiers = outcome.measures.tiers.values()
+    return (
+        sum(tier.requests for tier in tiers),
+        sum(tier.failed for tier in tiers),
+        sum(tier.refused for tier in tiers),
+        sum(tier.cancelled for tier in tiers),
+    )
+
+
+def test_every_request_of_a_light_load_is_served_in_time() -> None:
+    outcome = run_small(rate=2.0)
+    num_requests, *others = totals(outcome)
+    assert num_requests == sum(1 for _ in traffic(2.0, 30.0))
+    assert others == [0, 0, 0]
+    assert all(tier.attainment == 1.0 for tier in outcome.measures.tiers.values())
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    first, second = run_small(), run_small()
+    assert first.num_events == second.num_events
+    assert first.replica_s == second.replica_s
+    assert [tier.itl.total for tier in first.measures.tiers.values()] == [
+        tier.itl.total for tier in second.measures.tiers.values()
+    ]
+
+
+def test_streams_of_a_replica_that_dies_go_on_elsewhere() -> None:
+    outcome = simulate(scenario(kills_at_s=(5.0, 18.0)), traffic(4.0, 30.0), 1000)
+    _, failed, refused, _ = totals(outcome)
+    assert (failed, refused) == (0, 0)
+    longest = max(tier.itl.quantile(1.0) for tier in outcome.measures.tiers.values())
+    assert longest > 0.04  # their prompts and outputs were computed again
+
+
+def test_what_is_refused_counts_as_late_and_may_come_back() -> None:
+    refusing = simulate(scenario(num_replicas=1), traffic(20.0, 30.0), 2000)
+    _, _, refused, _ = totals(refusing)
+    assert refused > 0
+    patient = simulate(scenario(num_replicas=1, habits=Habits(retries=20)), traffic(20.0, 30.0), 2000)
+    assert totals(patient)[2] < refused
+    assert totals(patient)[0] == totals(refusing)[0]
+
+
+def test_clients_that_hang_up_give_their_seats_back() -> None:
+    outcome = simulate(scenario(habits=Habits(cancel_fraction=0.5, cancel_s=0.2)), traffic(3.0, 30.0), 1000)
+    num_requests, failed, _, cancelled = totals(outcome)
+    assert 0.1 * num_requests < cancelled <= 0.6 * num_requests
+    assert failed == 0
+
+
+def test_replicas_are_paid_for_while_they_live() -> None:
+    outcome = run_small(seconds=20.0)
+    assert outcome.replica_s == 2 * (outcome.virtual_s + outcome.started_s)
+    assert 0 < outcome.busy_s < outcome.replica_s
