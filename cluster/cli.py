@@ -75,6 +75,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         add_simulate_arguments(simulate)
         simulate.set_defaults(run=_bench, bench=run_simulate)
+    plan = commands.add_parser("plan", help="from promised latencies to seats, chunk, memory and replicas")
+    if arguments[:1] == ["plan"]:
+        from cluster.simulation.plan import add_plan_arguments, run_plan
+
+        add_plan_arguments(plan)
+        plan.set_defaults(run=_bench, bench=run_plan)
     load = commands.add_parser("load", help="load an OpenAI-compatible server and measure it")
     if arguments[:1] == ["load"]:
         from load.commands import add_parsers as add_load_parsers
