@@ -20,6 +20,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from cluster.config import ClusterConfig, HttpConfig, parse_config
 from cluster.deployments import ledger_deployment, replica_deployment, router_deployment
+from cluster.environment import connect_problem
 from cluster.errors import StartError
 from cluster.loading import LoadState, read_progress
 from cluster.parts import OpenPump, open_pump
@@ -165,15 +166,18 @@ def _check_gpus(config: ClusterConfig) -> None:
 def running_ray(config: ClusterConfig, address: str) -> Iterator[None]:
     """Connect to a cluster for the time of the block; the application is removed at its end."""
     _quieten()
+    if (problem := connect_problem(address)) is not None:  # Ray would try for two minutes
+        raise ConfigError(f"no Ray cluster at {address}: {problem}")
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        with _silent_stderr():
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (RayError, RuntimeError, OSError, ValueError) as error:
         hint = (
-            ""
-            if os.environ.get("RAY_AUTH_MODE")
-            else "; RAY_AUTH_MODE=token is needed if it asks for a token"
+            "is the token in RAY_AUTH_TOKEN or ~/.ray/auth_token the cluster's?"
+            if os.environ.get("RAY_AUTH_MODE") == "token"
+            else "RAY_AUTH_MODE=token is needed if it asks for a token"
         )
-        raise ConfigError(f"no Ray cluster at {address}: {_reason(str(error))}{hint}") from error
+        raise ConfigError(f"no Ray cluster at {address}: {_reason(str(error))}; {hint}") from error
     try:
         _start_serve(config.http)
         try:
@@ -182,6 +186,20 @@ def running_ray(config: ClusterConfig, address: str) -> Iterator[None]:
             serve.delete(config.name, _blocking=False)
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what Ray's native code writes about each vain attempt to connect; the last one is raised."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _quieten() -> None:

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.config import HttpConfig
+from cluster.config import HttpConfig, MetricsConfig
 
 NUM_INGRESS_PORTS: Final = 1000
 """A stopped router's port is not used again for max_stream_s + 30 s; so many routers may come and go."""
+CONNECT_TIMEOUT_S: Final = 5.0
+JOIN_ENVIRONMENT: Final = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
+"""For a process that joins a running cluster: Ray then says after 3 s, not 20, that it refuses the token."""
 PORTS: Final = range(10_000, 32_000)
 """Below the ports that the kernel hands out, which Ray's processes take by the dozen."""
 
@@ -39,7 +42,7 @@ def free_ports(draw: random.Random) -> Ports:
     )
 
 
-def serve_environment(http: HttpConfig, folder: Path, ports: Ports) -> dict[str, str]:
+def serve_environment(http: HttpConfig, metrics: MetricsConfig, folder: Path, ports: Ports) -> dict[str, str]:
     """Return the variables of a cluster that keeps its files in `folder`."""
     sockets = folder / "ha"
     return {
@@ -66,6 +69,7 @@ def serve_environment(http: HttpConfig, folder: Path, ports: Ports) -> dict[str,
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # Ray starts its workers at niceness 15: everything else on the machine would go before them.
         "RAY_worker_niceness": "0",
+        "RAY_metrics_report_interval_ms": str(round(metrics.report_interval_s * 1e3)),
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -94,3 +98,15 @@ def port_problem(host: str, port: int) -> str | None:
         except OSError as error:
             return f"cannot listen on {host}:{port}: {error.strerror}"
     return None
+
+
+def connect_problem(address: str) -> str | None:
+    """Why nobody answers at HOST:PORT; None when somebody does, or the address is of another form."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit() and "/" not in host):
+        return None
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
+            return None
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from cluster.config import ClusterConfig
-from cluster.environment import free_ports, serve_environment
+from cluster.environment import JOIN_ENVIRONMENT, free_ports, serve_environment
 from cluster.errors import StartError
 from cluster.haproxy import write_haproxy
 from cluster.loading import LoadState
@@ -67,10 +67,11 @@ def serving(
     adopt_orphans()
     try:
         display.show("starting Ray", None)
-        os.environ.update(serve_environment(config.http, folder, free_ports(random.Random())))
+        ports = free_ports(random.Random())
+        os.environ.update(serve_environment(config.http, config.metrics, folder, ports))
         os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(write_haproxy(folder))
-        report_ms = str(round(config.metrics.report_interval_s * 1e3))
-        os.environ.update({"RAY_metrics_report_interval_ms": report_ms})
+        if address is not None:
+            os.environ.update(JOIN_ENVIRONMENT)
         from cluster import app  # only now: Serve reads its environment when it is imported
 
         if address is None:

@@ -1,4 +1,4 @@
-"""`headway serve` around an engine without a model: `python -m cluster.bench.null_serve CONFIG`.
+"""`headway serve` around an engine without a model: `python -m cluster.bench.null_serve CONFIG [ADDRESS]`.
 
 On a cluster of several hosts, `serve deploy` takes `cluster.bench.null_serve:build`.
 
@@ -65,4 +65,7 @@ def _importable() -> OpenPump:
 
 
 if __name__ == "__main__":
-    sys.exit(reported(lambda: serve(lambda: load_config(Path(sys.argv[1])), open_pump=_importable())))
+    config_file, address = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    sys.exit(
+        reported(lambda: serve(lambda: load_config(config_file), address=address, open_pump=_importable()))
+    )

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from cluster.config import HttpConfig
+from cluster.config import HttpConfig, MetricsConfig
 from cluster.environment import Ports, serve_environment
 from cluster.errors import StartError
 from cluster.haproxy import write_haproxy
@@ -30,7 +30,7 @@ def prepare_node(http: HttpConfig, folder: Path) -> str:
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise StartError(f"{folder} belongs to somebody else: remove it")
     folder.chmod(0o700)
-    environment = serve_environment(http, folder, PORTS) | {
+    environment = serve_environment(http, MetricsConfig(), folder, PORTS) | {
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_haproxy(folder)),
         # Whoever reaches one of Ray's ports may otherwise run code.
         "RAY_AUTH_MODE": "token",

@@ -120,6 +120,11 @@ def start_model(folder: Path, config: str) -> Server:
     return _start(["cluster.cli", "serve", "--config"], folder, config)
 
 
+def start_cluster(folder: Path, config: str) -> Server:
+    """Start a cluster without an application; it announces its address in the second line."""
+    return _start(["tests.e2e.cluster"], folder, config)
+
+
 def _start(command: list[str], folder: Path, config: str) -> Server:
     port = free_port(random.Random())
     path = folder / "headway.yaml"
