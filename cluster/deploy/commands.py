@@ -13,7 +13,7 @@ import msgspec
 from cluster.arguments import at_least_one
 from cluster.config import HttpConfig
 from cluster.deploy.cluster_file import ClusterFile, read_cluster
-from cluster.deploy.hosts import check_host, check_machine, check_mounts, stop_ray
+from cluster.deploy.hosts import check_host, check_machine, check_mounts, stop_rays
 from cluster.deploy.launcher import SAID, Launcher
 from cluster.deploy.node import node_folder, prepare_node
 from cluster.errors import StartError
@@ -102,14 +102,9 @@ def show_status(options: argparse.Namespace) -> None:
 def down(options: argparse.Namespace) -> None:
     """Stop all of a cluster. Raises StartError when a worker cannot be asked; the others are stopped."""
     cluster = read_cluster(options.cluster)
-    left = []
     with _launcher(cluster, "stopping") as launcher:
         launcher.down()
-        for host in () if cluster.is_docker else cluster.hosts[1:]:
-            try:
-                stop_ray(cluster, host)
-            except StartError as error:
-                left.append(str(error))
+        left = [] if cluster.is_docker else stop_rays(cluster, cluster.hosts[1:])
     if left:
         raise StartError(f"{cluster.name} is down, but for {'; '.join(left)}")
     print(f"{cluster.name} is down")

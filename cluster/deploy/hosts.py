@@ -3,6 +3,9 @@
 import secrets
 import shutil
 import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +15,7 @@ from replicas.errors import ConfigError
 
 CONNECT_TIMEOUT_S: Final = 10
 COMMAND_TIMEOUT_S: Final = 60
+MAX_CONNECTIONS: Final = 16
 SSH_FAILED: Final = 255
 """What ssh itself exits with; anything else is the command's."""
 TOOLS: Final = ("ssh", "rsync")
@@ -47,14 +51,23 @@ def check_host(cluster: ClusterFile, host: str) -> None:
         raise StartError(f"{host} has no rsync, which Ray needs")
 
 
-def stop_ray(cluster: ClusterFile, host: str) -> None:
-    """Stop Ray on a host, all of it. Raises StartError where that fails.
+def stop_rays(cluster: ClusterFile, hosts: Sequence[str]) -> list[str]:
+    """Stop Ray on hosts whose head has ended, all of it; returns a line for each where that failed.
 
     `ray down` stops the head's; on hosts that it does not own the workers' lingers for a minute.
     """
-    done = _ssh(cluster, host, "bash --login -c -i 'source ~/.bashrc; ray stop'")
-    if done.returncode != 0:
-        raise StartError(f"{host}: ray stop: {_last_line(done.stderr)}")
+    if not hosts:
+        return []
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+        return [problem for problem in pool.map(partial(_stop_ray, cluster), hosts) if problem is not None]
+
+
+def _stop_ray(cluster: ClusterFile, host: str) -> str | None:
+    try:
+        done = _ssh(cluster, host, "bash --login -c -i 'source ~/.bashrc; ray stop --force'")
+    except StartError as error:
+        return str(error)
+    return None if done.returncode == 0 else f"{host}: ray stop: {_last_line(done.stderr)}"
 
 
 def _ssh(cluster: ClusterFile, host: str, command: str) -> subprocess.CompletedProcess[str]:

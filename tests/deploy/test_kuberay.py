@@ -1,6 +1,6 @@
 """deploy/kuberay: the manifest has no field that KubeRay or Kubernetes do not know, and agrees with the rest.
 
-The operator's own schema is a megabyte of pods; these are the fields of its API (ray.io/v1, KubeRay 1.5) and
+The operator's own schema is a megabyte of pods; these are the fields of its API (ray.io/v1, KubeRay 1.6) and
 of a Kubernetes pod as far as they are plausible here. A field that is not listed fails the test.
 """
 

@@ -1,15 +1,20 @@
 """`headway serve --address`: an application on a cluster that others have started."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.server import Server, start, start_cluster
+from tests.e2e.server import ROOT, Server, start, start_cluster, wait_for
 
 pytestmark = pytest.mark.e2e
+
+BODY = {"model": "null", "prompt": "once", "max_tokens": 3}
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +26,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def address(cluster: Server) -> str:
     return cluster.announced.splitlines()[1]
+
+
+def is_ready(url: str) -> bool | None:
+    return True if httpx.get(url).status_code == 200 else None
 
 
 def serve(cluster: Server, config: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
@@ -37,12 +46,21 @@ def test_an_application_joins_a_running_cluster_and_leaves_it(
         f"name: guest\nhttp: {{port: {cluster.port}}}\nengine: {{num_threads: 1, max_num_seqs: 2}}\n"
     )
     server = serve(cluster, config, monkeypatch)
-    body = {"model": "null", "prompt": "once", "max_tokens": 3}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()
     assert answer["usage"]["completion_tokens"] == 3
     assert len(cluster.processes("ServeReplica:guest:Replica")) == 1
     assert server.stop(signal.SIGINT) == 0
     assert cluster.process.poll() is None
+
+
+def test_two_applications_share_an_address(cluster: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    command = [sys.executable, "-m", "tests.e2e.two_models", address(cluster)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    for name in ("small", "large"):
+        wait_for(partial(is_ready, f"{cluster.url}/{name}/health"), f"{name} to answer")
+        answer = httpx.post(f"{cluster.url}/{name}/v1/completions", json=BODY, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 3
 
 
 def test_a_wrong_token_is_one_line(cluster: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import Server, start_null, wait_for
+from tests.e2e.server import Server, start_model, start_null, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -66,3 +66,11 @@ def test_one_of_two_clusters_on_a_host_ends_without_a_trace(server: Server, smal
     assert small_server.stop() == 0
     assert [pid for pid in members if Path(f"/proc/{pid}").exists()] == []
     assert answers(server)
+
+
+def test_too_little_memory_is_told_with_what_would_do(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^the server ended with 2: ") as refused:
+        start_model(tmp_path, "engine: {kv_cache_memory: 1000}\n")
+    line = str(refused.value).splitlines()[-1]
+    assert line.startswith("headway: the KV pool of 0 MiB holds 0 tokens")
+    assert "set kv_cache_memory >= 737280" in line

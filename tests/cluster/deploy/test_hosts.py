@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.deploy.cluster_file import ClusterFile
-from cluster.deploy.hosts import check_host, check_machine, check_mounts, stop_ray
+from cluster.deploy.hosts import check_host, check_machine, check_mounts, stop_rays
 from cluster.errors import StartError
 from replicas.errors import ConfigError
 
@@ -96,5 +96,10 @@ def test_a_host_without_rsync_is_named(tools: Path) -> None:
 
 def test_a_ray_that_does_not_stop_is_told(tools: Path) -> None:
     put(tools, "ssh", "echo 'ray: command not found' >&2; exit 127")
-    with pytest.raises(StartError, match=r"^a: ray stop: ray: command not found$"):
-        stop_ray(cluster(), "a")
+    assert stop_rays(cluster(), ["a"]) == ["a: ray stop: ray: command not found"]
+
+
+def test_a_host_that_is_gone_does_not_keep_the_others_from_stopping(tools: Path, tmp_path: Path) -> None:
+    put(tools, "ssh", f'case "$*" in *me@a*) echo gone >&2; exit 255;; esac; echo "$@" > {tmp_path}/asked')
+    assert stop_rays(cluster(), ["a", "b"]) == ["me@a over ssh: gone"]
+    assert "me@b " in (tmp_path / "asked").read_text()
