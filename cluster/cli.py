@@ -12,6 +12,8 @@ import msgspec
 from cluster.access import check_access, warning
 from cluster.arguments import at_least_one, port
 from cluster.config import ClusterConfig, load_config
+from cluster.dashboards import add_parsers as add_dashboard_parsers
+from cluster.dashboards import run as run_dashboards
 from cluster.environment import port_problem
 from cluster.errors import StartError
 from cluster.keys import add_parsers as add_key_parsers
@@ -57,6 +59,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     keys = commands.add_parser("keys", help="make, list, revoke and rotate API keys")
     add_key_parsers(keys)
     keys.set_defaults(run=_keys)
+    add_dashboard_parsers(
+        dashboards := commands.add_parser("dashboards", help="bring dashboards and alerts into Grafana")
+    )
+    dashboards.set_defaults(run=run_dashboards)
     bench = commands.add_parser("bench", help="measure what Headway claims")
     if arguments[:1] == ["bench"]:
         from cluster.bench import add_parsers

@@ -1,0 +1,1 @@
+"""Dashboards and alerts as code, and their way into Grafana and Prometheus."""
