@@ -1,4 +1,4 @@
-"""The dashboards."""
+"""The dashboards, one file each."""
 
 from typing import Final
 

@@ -29,6 +29,11 @@ AUTOSCALING: Final = Board(
                     event_only=True,
                 ),
                 Query(expr=f"count(ray_headway_seats{{{APP}}})", legend="ready"),
+                Query(
+                    expr=f"max(ray_headway_autoscaling_running_replicas{{{APP}}})",
+                    legend="running, as the autoscaler sees it",
+                    event_only=True,
+                ),
                 Query(expr=f"min(ray_headway_connected_replicas{{{APP}}})", legend="connected"),
             ),
             width=12,
