@@ -77,7 +77,7 @@ class SlaPolicy:
                 self._exported_at = now
                 self._export_figures(ctx)
         except Exception:
-            # Raised into Serve's control loop it would end scaling for every deployment.
+            # Raised into Serve's control loop it would keep every application from being updated.
             _logger().exception("autoscaling of %s: holding", ctx.deployment_name)
         return ctx.target_num_replicas if self._dry_run else self._target, {}
 

@@ -3,6 +3,7 @@
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
+from random import Random
 
 from cluster.autoscaling import Decision, Observation, ReplicaReport, State, decide
 from cluster.autoscaling_policy import Policy
@@ -53,6 +54,15 @@ class World:
 
     def run(self, load: float, seconds: float) -> list[Decision]:
         return [self.tick(load) for _ in range(round(seconds / self.interval_s))]
+
+    def run_random(self, load: float, seconds: float, draw: Random) -> None:
+        """The same with arrivals at random (Poisson)."""
+        mean = load * SPEED * self.interval_s / TOKENS
+        for _ in range(round(seconds / self.interval_s)):
+            at, number = draw.expovariate(mean), 0
+            while at < 1.0:
+                at, number = at + draw.expovariate(mean), number + 1
+            self.tick(load * number / mean)
 
     def observe(self) -> Observation:
         self.number += 1

@@ -1,6 +1,7 @@
 import itertools
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +30,21 @@ def test_constant_load_never_makes_it_turn(percent: int, base: int) -> None:
     assert num_turns(made.targets) == 0
     assert len(set(made.targets[-120:])) == 1
     assert made.targets[-1] >= math.ceil(percent / 100 / 0.8)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    percent=st.integers(min_value=10, max_value=150),
+    base=st.sampled_from([1, 2, 4]),
+    seed=st.integers(min_value=0, max_value=999),
+)
+def test_random_arrivals_of_a_constant_rate_make_it_turn_once_at_most(
+    percent: int, base: int, seed: int
+) -> None:
+    made = world()
+    made.target = made.running = base
+    made.run_random(percent / 100, 1800, Random(seed))
+    assert num_turns(made.targets) <= 1  # a burst may call one more; it is not sent away and called again
 
 
 def test_a_jump_in_demand_is_answered_at_once_and_twofold_at_most() -> None:
