@@ -63,6 +63,11 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         dashboards := commands.add_parser("dashboards", help="bring dashboards and alerts into Grafana")
     )
     dashboards.set_defaults(run=run_dashboards)
+    status = commands.add_parser("status", help="watch replicas, tiers, queues and KV of a running server")
+    if arguments[:1] == ["status"]:
+        from cluster.status import add_arguments as add_status_arguments
+
+        add_status_arguments(status)
     bench = commands.add_parser("bench", help="measure what Headway claims")
     if arguments[:1] == ["bench"]:
         from cluster.bench import add_parsers

@@ -294,7 +294,12 @@ class Router:
         )
         gate = Gate(identify=keyed or everybody(tiers), limits=quota, access=open_access_log(access.log))
         figures = RouterFigures(
-            measures=measures, backend=self._backend, times=transport.times, quota=quota, access=gate.access
+            name=serve.get_replica_context().replica_id.unique_id,
+            measures=measures,
+            backend=self._backend,
+            times=transport.times,
+            quota=quota,
+            access=gate.access,
         )
         ui = Ui(
             serve.get_replica_context().replica_id.unique_id,

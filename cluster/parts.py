@@ -14,7 +14,6 @@ from router.access_log import AccessSink, AccessWriter, nowhere
 from router.app import App, build_app
 from router.callers import Identify
 from router.limits import Limits
-from router.stats import Stats
 from router.text import TextCodec
 from router.ui import Ui
 
@@ -51,7 +50,7 @@ def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate, ui: Ui) -
         identify=gate.identify,
         limits=gate.limits,
         access=gate.access,
-        stats=lambda: Stats.of(figures.backend.loads(), figures.times.summary()),
+        stats=figures.stats,
         measures=figures.measures,
         ui=ui,
     )

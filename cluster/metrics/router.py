@@ -10,6 +10,7 @@ from router.backend import ReplicaBackend
 from router.dispatch import QueueState
 from router.measures import RouterMeasures, TenantMeasures, TierMeasures
 from router.quota_client import QuotaClient
+from router.stats import Stats
 from router.transport_times import TransportTimes
 
 
@@ -17,36 +18,49 @@ from router.transport_times import TransportTimes
 class RouterFigures:
     """Where a router's figures are kept."""
 
+    name: str
+    """The router's."""
     measures: RouterMeasures
     backend: ReplicaBackend
     times: TransportTimes
     quota: QuotaClient
     access: AccessSink
 
+    def stats(self) -> Stats:
+        """Read what GET /stats tells."""
+        loads, queues = self.backend.loads(), self.backend.queues()
+        return Stats.of(self.name, loads, self.times.summary(), self.measures, queues)
+
     def samples(self) -> Iterator[Sample]:
         """Read them all. O(tiers + tenants + open answers + waiting requests)."""
         measures = self.measures
+        yield from measures_samples(measures)
         queues = {measures.tier_name(level): state for level, state in self.backend.queues().items()}
-        for name, tier in measures.tiers.items():
-            yield from _tier(name, tier)
-            yield Sample(c.OPEN_GAP, (name,), measures.open_gap_ms(name))
+        for name in measures.tiers:
             queue = queues.get(name, QueueState(0, 0.0))
             yield Sample(c.QUEUED, (name,), queue.num_requests)
             yield Sample(c.QUEUE_AGE, (name,), queue.oldest_s)
-        for name, tenant in measures.tenants.items():
-            yield from _tenant(name, tenant)
-        yield histogram_sample(c.PREPARE, measures.prepare_ms)
         yield histogram_sample(c.ENGINE_TO_FRAME, self.times.engine_to_frame_ms)
         yield histogram_sample(c.FRAME_TO_ROUTER, self.times.frame_to_router_ms)
-        yield Sample(c.OPEN_REQUESTS, (), len(measures.open_answers))
         yield Sample(c.CONNECTED, (), self.backend.num_usable)
-        yield Sample(c.ROUTED_TOKENS, (), measures.routed_tokens)
-        yield Sample(c.MATCHED_TOKENS, (), measures.matched_tokens)
-        yield Sample(c.RESUMED, (), measures.num_resumed)
-        yield Sample(c.WITHDRAWN, (), measures.num_withdrawn)
         yield Sample(c.LEDGER_UP, (), not self.quota.is_down)
         if isinstance(self.access, AccessWriter):
             yield Sample(c.DROPPED_LINES, (), self.access.num_dropped)
+
+
+def measures_samples(measures: RouterMeasures) -> Iterator[Sample]:
+    """Read what a router counts of its own work."""
+    for name, tier in measures.tiers.items():
+        yield from _tier(name, tier)
+        yield Sample(c.OPEN_GAP, (name,), measures.open_gap_ms(name))
+    for name, tenant in measures.tenants.items():
+        yield from _tenant(name, tenant)
+    yield histogram_sample(c.PREPARE, measures.prepare_ms)
+    yield Sample(c.OPEN_REQUESTS, (), len(measures.open_answers))
+    yield Sample(c.ROUTED_TOKENS, (), measures.routed_tokens)
+    yield Sample(c.MATCHED_TOKENS, (), measures.matched_tokens)
+    yield Sample(c.RESUMED, (), measures.num_resumed)
+    yield Sample(c.WITHDRAWN, (), measures.num_withdrawn)
 
 
 def _tier(name: str, tier: TierMeasures) -> Iterator[Sample]:

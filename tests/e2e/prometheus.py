@@ -61,7 +61,7 @@ def scraping(targets: Path, folder: Path, rules: Path | None = None) -> Iterator
             f"--web.listen-address=127.0.0.1:{port}",
         ],
         stdout=subprocess.DEVNULL,
-        stderr=(folder / "prometheus.log").open("wb"),
+        stderr=subprocess.DEVNULL,
     )
     try:
         url = f"http://127.0.0.1:{port}"

@@ -3,7 +3,7 @@ from types import ModuleType
 
 import pytest
 
-from cluster.bench import kv, router, scheduler
+from cluster.bench import kv, metrics, router, scheduler
 
 
 def run(module: ModuleType, *arguments: str) -> dict[str, object]:
@@ -41,3 +41,13 @@ def test_router_bench_reports_cost_per_request_and_token_and_the_longest_hold_up
         assert value > 0
     assert isinstance(held := report["loop_block_ms"], dict)
     assert held.keys() == {"one_text", "token_ids", "messages", "escapes"}
+
+
+def test_metrics_bench_reports_cost_per_step_and_token() -> None:
+    report = run(metrics, "--calls", "50")
+    for key in ("step_us", "token_us", "collect_ms_per_s", "export_ms_per_s"):
+        value = report[key]
+        assert isinstance(value, float)
+        assert value > 0
+    assert isinstance(report["router_series"], int)
+    assert report["router_series"] > 600
