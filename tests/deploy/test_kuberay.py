@@ -145,12 +145,14 @@ def test_every_pod_is_prepared_before_ray_starts() -> None:
         assert script.rstrip().endswith("&& $KUBERAY_GEN_RAY_START_CMD")
 
 
-def test_there_are_as_many_gpus_as_replicas() -> None:
+def test_there_is_a_gpu_for_every_replica_that_the_autoscaler_may_want() -> None:
     cluster = manifest().spec.rayClusterConfig
     (workers,) = cluster.workerGroupSpecs
     (application,) = yaml.safe_load(manifest().spec.serveConfigV2)["applications"]
     num_gpus = workers.template.spec.containers[0].resources.limits["nvidia.com/gpu"]
-    assert workers.maxReplicas * num_gpus == application["args"]["replicas"]
+    scaling = application["args"]["autoscaling"]
+    assert num_gpus == 1
+    assert (workers.minReplicas, workers.maxReplicas) == (scaling["min_replicas"], scaling["max_replicas"])
     assert workers.minReplicas <= workers.replicas <= workers.maxReplicas
 
 

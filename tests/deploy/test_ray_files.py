@@ -64,7 +64,8 @@ def test_both_forms_install_this_version_with_the_tested_ray(path: Path) -> None
     wheel = f"headway-{own_version()}-py3-none-any.whl"
     for document in (yaml.safe_load(text), other_form(text)):
         assert document["file_mounts"][f"~/{wheel}"] == f"dist/{wheel}"
-        assert any(wheel in command for command in document["setup_commands"])
+        assert document["file_mounts"]["~/headway-constraints.txt"] == "constraints.txt"
+        assert any(f"-c ~/headway-constraints.txt ~/{wheel}" in line for line in document["setup_commands"])
     assert f"rayproject/ray:{pinned('ray')}-py311-gpu" in text
 
 
@@ -87,12 +88,14 @@ def test_the_token_goes_to_every_node_and_the_dashboard_stays_on_the_head(path: 
 
 
 @pytest.mark.parametrize(argvalues=CLOUDS, **BY_NAME)
-def test_a_cloud_has_room_for_the_replicas_of_the_large_application(path: Path) -> None:
+def test_a_cloud_has_a_gpu_for_every_replica_that_the_autoscaler_may_want(path: Path) -> None:
     document = yaml.safe_load(path.read_text())
     (application,) = yaml.safe_load((ROOT / "deploy/serve/many-gpus.yaml").read_text())["applications"]
-    kinds = document["available_node_types"]
-    num_gpus = sum(kind.get("max_workers", 0) * kind["resources"].get("GPU", 0) for kind in kinds.values())
-    assert min(num_gpus, document["max_workers"]) == application["args"]["replicas"]
+    scaling = application["args"]["autoscaling"]
+    gpu = document["available_node_types"]["gpu"]
+    assert gpu["resources"]["GPU"] == 1
+    assert (gpu["min_workers"], gpu["max_workers"]) == (scaling["min_replicas"], scaling["max_replicas"])
+    assert document["max_workers"] == scaling["max_replicas"]
 
 
 @pytest.mark.parametrize(argvalues=CLOUDS, **BY_NAME)

@@ -37,7 +37,9 @@ def test_serve_and_our_builder_take_the_file(path: Path) -> None:
     for application in applications(path):
         router = built(application)._bound_deployment
         replica = router.init_args[0]._bound_deployment
-        assert replica.num_replicas == application["args"]["replicas"]
+        scaling = replica._deployment_config.autoscaling_config
+        first = replica.num_replicas if scaling is None else scaling.initial_replicas
+        assert first == application["args"]["replicas"]
         assert replica.ray_actor_options["num_gpus"] == (0 if path.stem == "cpu-demo" else 1)
 
 
@@ -47,6 +49,9 @@ def test_two_models_share_an_address() -> None:
     assert [application["route_prefix"] for application in found] == ["/small", "/large"]
 
 
-def test_many_gpus_have_more_than_one_router() -> None:
+def test_many_gpus_are_scaled_and_have_more_than_one_router() -> None:
     (application,) = applications(FOLDER / "many-gpus.yaml")
-    assert application["args"]["router"]["replicas"] >= 2
+    router = built(application)._bound_deployment
+    assert router.num_replicas >= 2
+    scaling = router.init_args[0]._bound_deployment._deployment_config.autoscaling_config
+    assert scaling.max_replicas > scaling.min_replicas
