@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -69,10 +69,8 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
 def up(options: argparse.Namespace) -> None:
     """Start or update a cluster, and wait for all of its first hosts."""
     cluster = read_cluster(options.cluster)
-    with _launcher(cluster, "checking the hosts") as launcher:
-        for host in cluster.hosts[1:]:
-            check_host(cluster, host)
-        check_mounts(cluster, Path("~/.ray/auth_token").expanduser())
+    check_mounts(cluster, Path("~/.ray/auth_token").expanduser())
+    with _launcher(cluster, "checking the hosts", cluster.hosts) as launcher:
         launcher.up()
         launcher.on_head("wait", str(cluster.num_hosts))
     print(f"{cluster.name} is up: {cluster.num_hosts} hosts")
@@ -80,12 +78,12 @@ def up(options: argparse.Namespace) -> None:
 
 
 def run_app(options: argparse.Namespace) -> None:
-    """Run the applications of a Serve config file, and no others; wait until they answer."""
+    """Run the applications of a Serve config file, and no others; wait until they run."""
     from cluster.deploy.serve_file import read_serve_file
 
     cluster = read_cluster(options.cluster)
     read_serve_file(options.app)
-    with _launcher(cluster, "sending the application") as launcher:
+    with _launcher(cluster, "sending the application", cluster.hosts[:1]) as launcher:
         launcher.copy_to_head(options.app, "~/headway-app.yaml")
         said = launcher.on_head("apply", "headway-app.yaml")
     print("\n".join(line for line in said if " at http" in line))
@@ -94,7 +92,7 @@ def run_app(options: argparse.Namespace) -> None:
 def show_status(options: argparse.Namespace) -> None:
     """Print what the cluster consists of and what it runs."""
     cluster = read_cluster(options.cluster)
-    with _launcher(cluster, "asking the head") as launcher:
+    with _launcher(cluster, "asking the head", cluster.hosts[:1]) as launcher:
         said = launcher.on_head("status", *(["--json"] if options.json else []))
     print("\n".join(said))
 
@@ -102,7 +100,7 @@ def show_status(options: argparse.Namespace) -> None:
 def down(options: argparse.Namespace) -> None:
     """Stop all of a cluster. Raises StartError when a worker cannot be asked; the others are stopped."""
     cluster = read_cluster(options.cluster)
-    with _launcher(cluster, "stopping") as launcher:
+    with _launcher(cluster, "stopping", cluster.hosts[:1]) as launcher:
         launcher.down()
         left = [] if cluster.is_docker else stop_rays(cluster, cluster.hosts[1:])
     if left:
@@ -121,16 +119,14 @@ def node_environment(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _launcher(cluster: ClusterFile, doing: str) -> Iterator[Launcher]:
-    """Check what must hold, then give a Launcher; its log is kept when something fails."""
+def _launcher(cluster: ClusterFile, doing: str, hosts: Sequence[str]) -> Iterator[Launcher]:
+    """Check this machine and `hosts`, then give a Launcher; its log is kept when something fails."""
     with StartDisplay() as display:
         display.show(doing, None)
         check_machine(cluster)
-        for head in cluster.hosts[:1]:
-            check_host(cluster, head)
-        with tempfile.NamedTemporaryFile(
-            "w", prefix=f"headway-{cluster.name}-", suffix=".log", delete=False
-        ) as log:
+        for host in hosts:
+            check_host(cluster, host)
+        with tempfile.NamedTemporaryFile("w", prefix="headway-deploy-", suffix=".log", delete=False) as log:
             yield Launcher(cluster, log, display.show)
         Path(log.name).unlink()
 
@@ -154,7 +150,7 @@ def _head_apply(options: argparse.Namespace) -> None:
     head.apply(document)
     names = [application["name"] for application in document["applications"]]
     serving = wait_until_running(names, APP_TIMEOUT_S, _say, details=head.details)
-    for line in serving.addresses(head.hosts()[0].address):
+    for line in serving.addresses(head.address()):
         _say(line)
 
 

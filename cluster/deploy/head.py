@@ -175,6 +175,10 @@ def _reason(application: Application) -> str:
 class Head:
     """This machine, as the head of a cluster. Raises StartError where it is none, or refuses us."""
 
+    def address(self) -> str:
+        """Return the address by which the other hosts know this one."""
+        return str(ray.util.get_node_ip_address())
+
     def hosts(self) -> tuple[Host, ...]:
         if not ray.is_initialized():
             try:

@@ -18,9 +18,8 @@ NODE_ENVIRONMENT: Final = "~/.headway-env"
 """Where the cluster files' start commands put what `headway deploy env` prints."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAGE: Final = re.compile(r"(?:<\d+/\d+>|\[\d+/\d+\]) (.+)")
-_REFUSAL: Final = re.compile(
-    r"permission denied|could not resolve|connection (?:refused|timed out)|error:", re.I
-)
+_OWN_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\s+[A-Z]+ |Warning: Permanently added")
+"""What Ray and ssh print about themselves; the rest is what commands on the hosts print."""
 
 
 class Launcher:
@@ -74,7 +73,7 @@ class Launcher:
                 if line.startswith(SAID):
                     said.append(line.removeprefix(SAID))
                     self._show(said[-1], None)
-                elif stage := _STAGE.match(line):
+                elif stage := _STAGE.search(line):
                     self._show(stage[1].rstrip(". "), None)
                 if line:
                     lines.append(line)
@@ -92,6 +91,14 @@ class Launcher:
 
 
 def failure(lines: Sequence[str]) -> str:
-    """The line of a command's output that most likely says why it failed: the last that names an error."""
-    named = [line for line in lines if _REFUSAL.search(line)]
-    return (named or list(lines) or ["no output"])[-1][:500]
+    """The line of a `ray` command's output that most likely says why it failed.
+
+    When a command on a host has failed, its last word, which precedes the end of the last connection.
+    """
+    errors = [line for line in lines if "Error" in line]
+    if any("ommand failed" in line for line in errors):
+        ends = [number for number, line in enumerate(lines) if line.startswith("Shared connection to ")]
+        last_words = lines[ends[-1] - 1] if ends and ends[-1] > 0 else ""
+        if last_words and not _OWN_LINE.match(last_words):
+            return last_words[:500]
+    return (errors or list(lines) or ["no output"])[-1][:500]

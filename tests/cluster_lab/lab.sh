@@ -7,7 +7,7 @@
 #   $LAB in K CMD...     runs CMD on host K         $LAB cut K      ends host K as a power cut would
 #   $LAB boot K          starts it again, its disk blank
 # The client's key is /run/lab/id. Needs root, util-linux, iproute2, openssh and rsync. ROOT = the project,
-# VENV = its virtual environment; both are visible on all hosts.
+# VENV = its virtual environment; both are visible on all hosts, and must lie neither in /tmp nor in /run.
 set -eu
 NET=10.77.0
 SELF=$(readlink -f "$0")
@@ -42,13 +42,12 @@ boot() { # K
 
 host() { # pid 1 of host K
     hostname "host$1"
-    mount -t tmpfs tmpfs /home; mkdir -m 700 /home/node
     mount -t tmpfs -o size=2g,mode=1777 tmpfs /tmp
     mount -t tmpfs -o size=512m,mode=1777 tmpfs /dev/shm
     mkdir /tmp/.host; cp /run/lab/{host_key,id.pub,sshd_config,passwd,bashrc} /tmp/.host/
     mount -t tmpfs -o mode=755 tmpfs /run
-    mkdir /run/sshd; mv /tmp/.host /run/host; chmod 600 /run/host/host_key
-    cp /run/host/bashrc /home/node/.bashrc
+    mkdir /run/sshd; mkdir -m 700 /run/home; mv /tmp/.host /run/host; chmod 600 /run/host/host_key
+    cp /run/host/bashrc /run/home/.bashrc
     mount --bind /run/host/passwd /etc/passwd
     cd /
     wait_for 100 has_address
@@ -76,7 +75,7 @@ PidFile none
 MaxStartups 100
 MaxSessions 100
 X
-    sed 's#^root:\([^:]*\):0:0:\([^:]*\):[^:]*:#root:\1:0:0:\2:/home/node:#' /etc/passwd >/run/lab/passwd
+    sed 's#^root:\([^:]*\):0:0:\([^:]*\):[^:]*:#root:\1:0:0:\2:/run/home:#' /etc/passwd >/run/lab/passwd
     # Ray's ssh sessions read it. The function stands for the installed command.
     cat >/run/lab/bashrc <<X
 export PATH=$VENV/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=$ROOT RAY_USAGE_STATS_ENABLED=0
@@ -96,7 +95,7 @@ X
 control() { # VERB K CMD...
     local verb=$1 k=$2; shift 2
     case $verb in
-    in) exec nsenter -t "$(cat "/run/lab/host$k.pid")" -n -p -m -u -i -- env -i HOME=/home/node TERM=dumb \
+    in) exec nsenter -t "$(cat "/run/lab/host$k.pid")" -n -p -m -u -i -- env -i HOME=/run/home TERM=dumb \
         bash --login -c 'source ~/.bashrc; "$@"' - "$@" ;;
     cut) kill -9 "$(cat "/run/lab/host$k.unshare")"; ip link del "v$k" 2>/dev/null || true ;;
     boot) boot "$k" ;;

@@ -61,17 +61,31 @@ def test_what_our_command_said_last_is_the_reason() -> None:
         ray.on_head("apply", "a")
 
 
+STAMP = "2026-11-29 22:04:10,917\tINFO updater.py:490 -- "
+END = "Shared connection to 10.0.0.1 closed."
+
+
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
         (
-            ["Cluster: x", "ssh: Permission denied (publickey).", "Shared connection closed."],
-            "ssh: Permission",
+            [
+                STAMP,
+                "oops, no disk space",
+                END,
+                "click.ClickException: SSH command failed.",
+                "Error: no head",
+            ],
+            "oops",
         ),
-        (["Checking", "Error: no credentials", "bye"], "Error: no credentials"),
+        (["bash: x: not found", END, "Error: Command failed:", "ssh -tt ..."], "bash: x: not found"),
+        ([STAMP, END, "Error: Command failed:"], "Error: Command failed:"),
+        (["up 4 days", END, "RuntimeError: Head node of cluster (x) not found!"], "RuntimeError: Head node"),
         (["Failed to setup head node."], "Failed to setup head node."),
         ([], "no output"),
     ],
 )
-def test_the_line_that_names_an_error_is_the_reason(lines: list[str], reason: str) -> None:
+def test_the_reason_is_the_last_word_of_the_command_that_failed_or_of_ray(
+    lines: list[str], reason: str
+) -> None:
     assert failure(lines).startswith(reason)
