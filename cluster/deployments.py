@@ -215,8 +215,10 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler is told of this replica and its routers. Serve calls it every second."""
-        card, load = self._pump.card, self._pump.load
-        stats = replica_stats(load, self._pump.engine.capability(load), card.block_size, self._cold_start_s)
+        pump = self._pump
+        load = msgspec.structs.replace(pump.load, overloaded=pump.was_at_floor)  # not of one step alone
+        able = pump.engine.capability(load)
+        stats = replica_stats(load, able, pump.card.block_size, self._cold_start_s)
         for counters in self._pump.counters():
             stats |= router_stats(_decode_counters(counters))
         return stats

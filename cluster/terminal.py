@@ -60,7 +60,10 @@ def ready_lines(config: ClusterConfig, url: str, state: LoadState) -> str:
     """Where the model is served and with what limits, and a command to try it."""
     card = state.card
     facts = [f"Headway serves {card.name if card else config.engine.model} at {url}"]
-    if config.replicas > 1:
+    scaling = config.autoscaling
+    if scaling is not None:
+        facts.append(f"{scaling.min_replicas} to {scaling.max_replicas} replicas")
+    elif config.replicas > 1:
         facts.append(f"{config.replicas} replicas")
     if card is not None:
         facts.append(f"{card.num_blocks:,} KV blocks of {card.block_size} tokens")

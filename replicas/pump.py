@@ -9,6 +9,7 @@ microseconds, never during a step.
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -38,6 +39,7 @@ EXPIRE_INTERVAL_S: Final = 0.25
 IDLE_CHECK_S: Final = 1.0
 """The integrity of the KV cache is checked once after so long without work."""
 COUNTERS_TTL_S: Final = 60.0
+FLOOR_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +102,7 @@ class EnginePump:
         self._sessions = Sessions(card.replica_epoch, engine.capacity)
         self._recorder = StepRecorder(clock)
         self._subscriptions: dict[int, Subscription] = {}
+        self._floor_at = -math.inf
         self._counters: dict[str, tuple[float, bytes]] = {}
         self._next_key = 0
         self._commands: deque[EngineCommand] = deque()
@@ -194,6 +197,11 @@ class EnginePump:
         """The state after the last step. Thread-safe."""
         return self._load
 
+    @property
+    def was_at_floor(self) -> bool:
+        """Some step of the last seconds computed prompts at the least rate, and was too long all the same."""
+        return self._clock() - self._floor_at < FLOOR_S
+
     def counters(self) -> list[bytes]:
         """The last counters of every router that has sent some within a minute. Thread-safe."""
         with self._lock:
@@ -229,6 +237,8 @@ class EnginePump:
             step = self.engine.last_step
         now, sent_at = self._clock(), self._wall_clock()
         load = self._load = self.engine.load()
+        if load.overloaded:
+            self._floor_at = now
         with self._work:
             if self._recorder.is_due(now, is_last=not self.engine.has_work):
                 self._recorder.note(step, load, sent_at)

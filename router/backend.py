@@ -31,7 +31,7 @@ from router.routing import Choice, choose
 from router.service_tally import ServiceTally
 from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import Transport
-from router.waker import Wake, Waker
+from router.waker import Wake
 
 MAX_LOSSES: Final = 3
 """A request under which so many replicas were lost ends with an error: it may be what kills them."""
@@ -59,7 +59,6 @@ class ReplicaBackend:
         `wake` requests wait where there is no replica, and one is asked for; else they are refused.
         `next_to_go` names the replica to which little should be given, others being there."""
         self._draw = draw
-        self._next_to_go = next_to_go
         self._resume_wait_s = resume_wait_s
         self._request_ids = itertools.count(1)
         self._is_closed = False
@@ -73,7 +72,9 @@ class ReplicaBackend:
             demand=self._demand,
             leave=self._move_from,
             counters=lambda: encode(self._demand_tally.report(self._dispatcher, self._measures)),
-            changed=lambda: self._waker.check(),
+            is_waiting=lambda: len(self._dispatcher) > 0,
+            wake=wake,
+            next_to_go=next_to_go,
         )
         self._demand_tally = DemandTally(router_id, first_epoch)
         self._generations: dict[int, ReplicaGeneration] = {}
@@ -86,7 +87,6 @@ class ReplicaBackend:
         self.service: Final = ServiceTally(
             lambda tier, tenant, service: self._dispatcher.charge(tier, tenant, service, 1.0)
         )
-        self._waker = Waker(wake, lambda: self._fleet.is_empty and len(self._dispatcher) > 0)
         self._will_dispatch = False
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Requests that wait for a replica -> what ends their wait."""
@@ -100,12 +100,11 @@ class ReplicaBackend:
         self._is_closed = True
         for request_id in list(self._timers):
             self._give_up(request_id)
-        self._waker.close()
         await self._fleet.close()
 
     @property
     def card(self) -> ModelCard | None:
-        return self._fleet.last_card if self._waker.can_call else self._fleet.card
+        return self._fleet.card
 
     @property
     def num_usable(self) -> int:
@@ -176,7 +175,7 @@ class ReplicaBackend:
         self._dispatcher.add(waiting)
         self._limit_wait(waiting.key, decision.queue_ttl_s, self._expire)
         self._dispatch()
-        self._waker.check()
+        self._fleet.check_wake()
         return generation
 
     def _forget(self, generation: ReplicaGeneration) -> None:
@@ -287,8 +286,7 @@ class ReplicaBackend:
             return Verdict.NO_ROOM if has_seat else Verdict.NO_SEAT
         # Rather start cold than wait, or push somebody out, where the prompt is cached.
         ready = [c for c in fitting if c.num_ready_seats >= request.num_outputs]
-        next_to_go, hashes = self._next_to_go(), generation.client.hashes
-        candidates = [c.as_candidate(hashes, c.replica == next_to_go) for c in ready or fitting]
+        candidates = self._fleet.describe(ready or fitting, generation.client.hashes)
         self._submit(generation, choose(candidates, self._draw), starved_s)
         return Verdict.PLACED
 

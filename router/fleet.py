@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import Context
 from heapq import nsmallest
 from random import Random
@@ -10,8 +10,10 @@ from typing import Final
 
 from replicas.api import ModelCard, ReplicaLoad, TierDemand, TokenDelta
 from router.connection import Connection
+from router.routing import Candidate
 from router.shortlist import PrefixOwners
 from router.transport import Transport
+from router.waker import Wake, Waker
 
 DRAIN_PATIENCE_S: Final = 10.0
 """A stream that runs longer than this on a draining replica moves to another one that has room."""
@@ -35,11 +37,14 @@ class Fleet:
         demand: Callable[[], tuple[TierDemand, ...]],
         leave: Callable[[Connection], bool],
         counters: Callable[[], bytes],
-        changed: Callable[[], None],
+        is_waiting: Callable[[], bool],
+        wake: Wake | None,
+        next_to_go: Callable[[], str | None],
     ) -> None:
         """Most are those of Connection. `leave` moves streams away from a replica that drains for long;
         False when none is left. `counters` is asked for what a few of the replicas are to be told.
-        `changed` hears that replicas came or went."""
+        While `is_waiting` and no replica is there, `wake` asks for one; without it nobody is asked.
+        `next_to_go` names the replica to which little should be given."""
         self._transport = transport
         self._router_id = router_id
         self._epochs = itertools.count(first_epoch)
@@ -48,14 +53,15 @@ class Fleet:
         self._heard = heard
         self._demand = demand
         self._leave = leave
-        self._changed = changed
+        self._is_waiting = is_waiting
+        self._waker = Waker(wake, self._needs_replica)
+        self._next_to_go = next_to_go
         self._counters = counters
         self._candidates: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
         self._connections: dict[str, Connection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self.last_card: ModelCard | None = None
-        """Of the model that was served last, replicas or not."""
+        self._last_card: ModelCard | None = None
         self._is_demanding = False
         self.owners: Final = PrefixOwners()
 
@@ -66,6 +72,7 @@ class Fleet:
     async def close(self) -> None:
         """End all connections; what is still open on them fails."""
         self._candidates = frozenset()
+        self._waker.close()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -81,13 +88,12 @@ class Fleet:
         return self._connections[replica]
 
     @property
-    def is_empty(self) -> bool:
-        """No replica exists that could be given work, now or once it has started."""
-        return not self._candidates
+    def card(self) -> ModelCard | None:
+        """The served model; None while no replica can serve, and none can be asked for."""
+        return self._last_card if self._waker.can_call else self._live_card
 
     @property
-    def card(self) -> ModelCard | None:
-        """The served model; None while no replica can serve."""
+    def _live_card(self) -> ModelCard | None:
         cards = (connection.card for connection in self if not connection.draining)
         return next((card for card in cards if card is not None), None)
 
@@ -102,6 +108,19 @@ class Fleet:
     def shortlist(self, hashes: Iterable[int], draw: Random) -> Collection[Connection]:
         """Return the replicas to compare for a prompt with these prefix hashes."""
         return self.owners.shortlist(self._connections, hashes, draw)
+
+    def describe(self, connections: Iterable[Connection], hashes: Sequence[int]) -> list[Candidate]:
+        """Describe replicas to routing, for a prompt of these prefix hashes. They need open epochs."""
+        next_to_go = self._next_to_go()
+        return [c.as_candidate(hashes, c.replica == next_to_go) for c in connections]
+
+    def check_wake(self) -> None:
+        """Ask for a replica, or cease, if that has changed: call when requests begin to wait."""
+        self._waker.check()
+
+    def _needs_replica(self) -> bool:
+        """There is none, and requests wait, or would be refused because the model is not known yet."""
+        return not self._candidates and (self._is_waiting() or self._last_card is None)
 
     def demand_changed(self, is_demanding: bool) -> None:
         """Tell the replicas at once when requests begin, or cease, to wait for credits."""
@@ -120,7 +139,7 @@ class Fleet:
             connection.set_draining(name not in names)
         for name in sorted(names - self._connections.keys()):
             self._connect(name)
-        self._changed()
+        self.check_wake()
 
     def _leave_later(self, connection: Connection) -> None:
         asyncio.get_running_loop().call_later(DRAIN_PATIENCE_S, self._leave_now, connection)
@@ -149,7 +168,7 @@ class Fleet:
         task.add_done_callback(lambda _: self._disconnected(name))
 
     def _note_heard(self) -> None:
-        self.last_card = self.card or self.last_card
+        self._last_card = self._live_card or self._last_card
         self._heard()
 
     def _counters_for(self, replica: str) -> bytes:

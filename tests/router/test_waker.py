@@ -61,6 +61,23 @@ async def test_nobody_calls_while_nobody_waits() -> None:
 
 
 @in_virtual_time
+async def test_a_router_that_has_never_seen_the_model_calls_until_it_has() -> None:
+    door = Door()
+    async with serving(wake=door.knock) as (_, transport):
+        await asyncio.sleep(25)
+        assert door.num_waiting == 1
+        transport.replicas["a"] = FakeReplica(1)
+        running = asyncio.ensure_future(transport.replicas["a"].run())
+        transport.list_candidates("a")
+        await asyncio.sleep(1)
+        assert door.num_waiting == 0
+        transport.list_candidates()
+        await asyncio.sleep(25)
+        assert door.num_waiting == 0
+        running.cancel()
+
+
+@in_virtual_time
 async def test_a_request_that_waited_in_vain_is_refused() -> None:
     door = Door()
     async with serving("a", wake=door.knock) as (backend, transport):
