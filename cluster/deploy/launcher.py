@@ -96,7 +96,7 @@ def failure(lines: Sequence[str]) -> str:
     When a command on a host has failed, its last word, which precedes the end of the last connection.
     """
     errors = [line for line in lines if "Error" in line]
-    if any("ommand failed" in line for line in errors):
+    if any("ommand failed" in line for line in lines):
         ends = [number for number, line in enumerate(lines) if line.startswith("Shared connection to ")]
         last_words = lines[ends[-1] - 1] if ends and ends[-1] > 0 else ""
         if last_words and not _OWN_LINE.match(last_words):
