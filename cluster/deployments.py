@@ -27,6 +27,7 @@ from cluster.metrics.engine import EngineFigures
 from cluster.metrics.exporter import export_in_background
 from cluster.metrics.router import RouterFigures
 from cluster.parts import Gate, OpenPump, open_access_log, open_app
+from cluster.serve_scaling import ServeScaling
 from replicas.api import FrameBatch
 from replicas.config import EngineConfig
 from replicas.progress import PhaseTimer
@@ -310,6 +311,7 @@ class Router:
             quota,
             measures,
             settled,
+            ServeScaling(serve.get_replica_context().app_name),
         )
         self._app = await asyncio.to_thread(open_app, figures, config, gate, ui)
         self._backend.start()

@@ -21,12 +21,16 @@ from cluster.autoscaling_stats import NAMED, Reports, read, read_named
 from cluster.metrics.autoscaler import DecisionFigures
 from cluster.metrics.catalogue import COMMON_LABELS, Sample
 from cluster.metrics.exporter import FLUSH_S, MetricsExporter
+from cluster.serve_scaling import DecisionNotes
 
 STALE_S: Final = 15.0
 """What a replica said longer ago than this it did not say."""
 
 Export = Callable[[Iterable[Sample]], None]
 """Takes all figures of the autoscaler, every second. Must return at once."""
+
+Notes = Callable[[str, Observation, Decision], None]
+"""Hears of every decision, with the application's name. Must return at once."""
 
 
 class SlaPolicy:
@@ -39,6 +43,7 @@ class SlaPolicy:
         dry_run: bool = False,
         metrics: Mapping[str, str] | None = None,
         export: Export | None = None,
+        notes: Notes | None = None,
         clock: Callable[[], float] = time.monotonic,
         **policy: Any,
     ) -> None:
@@ -57,6 +62,7 @@ class SlaPolicy:
         self._dry_run = dry_run
         self._names = metrics
         self._export = export
+        self._notes = notes
         self._exported_at = -math.inf
         self._figures = DecisionFigures()
         self._clock = clock
@@ -93,6 +99,9 @@ class SlaPolicy:
         self._state = decision.state
         self.decision = decision
         self._figures.note(observation, decision)
+        if self._notes is None:
+            self._notes = DecisionNotes()
+        self._notes(ctx.app_name or "", observation, decision)
         _logger().info("%s", _line(ctx, observation, decision, self._dry_run))
         return decision.target
 

@@ -100,7 +100,7 @@ class EnginePump:
         self._clock = clock
         self._wall_clock = wall_clock
         self._sessions = Sessions(card.replica_epoch, engine.capacity)
-        self._recorder = StepRecorder(clock)
+        self._recorder = StepRecorder(clock, time.thread_time)
         self._subscriptions: dict[int, Subscription] = {}
         self._floor_at = -math.inf
         self._counters: dict[str, tuple[float, bytes]] = {}

@@ -30,9 +30,11 @@ PREEMPTED: Final = "preempted"
 class StepRecorder:
     """Not thread-safe: replicas/pump.py holds its lock around every call."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: the engine's, seconds."""
+    def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        """`clock`: the engine's, in seconds; `cpu_clock`: CPU seconds of the engine's thread. A record that
+        was interrupted for long has not cost much."""
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._records: deque[StepRecord] = deque(maxlen=MAX_RECORDS)
         self._cursor = 1
         """Number of the next record."""
@@ -71,11 +73,11 @@ class StepRecorder:
 
         `sent_at` is wall-clock time. O(running sequences), some 30 ns each.
         """
-        started_at = self._clock()
+        now, started_at = self._clock(), self._cpu_clock()
         if step is not None or self._seats:
-            self._note(step, load, sent_at, started_at)
-        ended_at = self._clock()
-        self._next_at = max(started_at + MIN_INTERVAL_S, ended_at + (ended_at - started_at) / MAX_SHARE)
+            self._note(step, load, sent_at, now)
+        cost_s = self._cpu_clock() - started_at
+        self._next_at = now + max(MIN_INTERVAL_S, cost_s / MAX_SHARE)
 
     def _note(self, step: Step | None, load: ReplicaLoad, sent_at: float, now: float) -> None:
         running = SequenceStatus.RUNNING

@@ -9,7 +9,9 @@ from router.backend import ReplicaBackend
 from router.connection import ReplicaState
 from router.dispatch import QueueState
 from router.histogram import ITL_EDGES_MS, WAIT_EDGES_MS
+from router.limits import Limits, TenantUse
 from router.measures import RouterMeasures, TierMeasures
+from router.scaling import Scaling, ScalingSource
 from router.tenants import Tier
 
 
@@ -63,16 +65,26 @@ class BoardEvent(msgspec.Struct, frozen=True, kw_only=True):
     itl_edges_ms: tuple[float, ...] = ITL_EDGES_MS
     replicas: tuple[ReplicaRow, ...]
     tiers: tuple[TierRow, ...]
+    limits: list[TenantUse]
+    scaling: Scaling
 
 
 class Board:
     """Reads the board off a backend and its measures. One event loop."""
 
     def __init__(
-        self, router_id: str, backend: ReplicaBackend, measures: RouterMeasures, tiers: tuple[Tier, ...]
+        self,
+        router_id: str,
+        backend: ReplicaBackend,
+        limits: Limits,
+        measures: RouterMeasures,
+        tiers: tuple[Tier, ...],
+        scaling: ScalingSource,
     ) -> None:
         self._router_id = router_id
         self._backend = backend
+        self._limits = limits
+        self._scaling = scaling
         self._measures = measures
         self._tiers = tuple(sorted(tiers, key=lambda tier: tier.level))
 
@@ -101,6 +113,8 @@ class Board:
                 )
                 for tier in self._tiers
             ),
+            limits=self._limits.in_use(),
+            scaling=self._scaling(),
         )
 
 

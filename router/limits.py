@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import msgspec
+
 from router.http import Header
 from router.tenants import Tenant
 
@@ -18,6 +20,18 @@ class Reservation(Protocol):
         ...
 
 
+class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may use, and has left, as far as this router knows. None = no limit."""
+
+    name: str
+    tier: str
+    rpm: int | None
+    requests_left: float | None
+    tpm: int | None
+    tokens_left: float | None
+    max_concurrent: int | None
+
+
 class Limits(Protocol):
     """Reserves for requests before they start."""
 
@@ -29,6 +43,10 @@ class Limits(Protocol):
         """Return the x-ratelimit headers of an answer; none for what the tenant has no limit of."""
         ...
 
+    def in_use(self) -> list[TenantUse]:
+        """Return the tenants that asked within the last minutes."""
+        ...
+
 
 class NoLimits:
     """Limits for a server without tenants."""
@@ -37,6 +55,9 @@ class NoLimits:
         return _Nothing()
 
     def headers(self, tenant: Tenant) -> list[Header]:  # noqa: ARG002 - a Limits
+        return []
+
+    def in_use(self) -> list[TenantUse]:
         return []
 
 

@@ -55,6 +55,10 @@ class Quota:
         """Tenants of whom anything is known: those that asked within the last minutes."""
         return len(self._slices)
 
+    def tenants(self) -> list[Tenant]:
+        """Those that asked within the last minutes."""
+        return [part.tenant for part in self._slices.values()]
+
     def reserve(self, tenant: Tenant, tokens: int, now: float) -> Ticket:
         """Reserve a request of at most `tokens` tokens; the ticket may have to wait for an exchange."""
         ticket = Ticket(tenant, tokens, now)

@@ -10,6 +10,7 @@ import msgspec
 
 from router.errors import ApiError
 from router.http import Header
+from router.limits import TenantUse
 from router.quota import Quota
 from router.quota_messages import (
     CatalogueQuery,
@@ -139,6 +140,21 @@ class QuotaClient:
                     (b"x-ratelimit-reset-" + name, _duration(reset_s).encode()),
                 ]
         return headers
+
+    def in_use(self) -> list[TenantUse]:
+        return [self._use(tenant) for tenant in self._quota.tenants()]
+
+    def _use(self, tenant: Tenant) -> TenantUse:
+        remaining = self._quota.remaining(tenant, self._clock())
+        return TenantUse(
+            name=tenant.name,
+            tier=tenant.tier,
+            rpm=tenant.rpm,
+            requests_left=None if tenant.rpm is None else max(0.0, remaining.requests),
+            tpm=tenant.tpm,
+            tokens_left=None if tenant.tpm is None else max(0.0, remaining.tokens),
+            max_concurrent=tenant.max_concurrent,
+        )
 
     async def _turn(self) -> None:
         if not self._quota.has_session:

@@ -12,6 +12,7 @@ from router.demo_load import DemoLoads
 from router.http import Exchange
 from router.limits import Limits
 from router.measures import RouterMeasures
+from router.scaling import Scaling, ScalingSource
 from router.step_feed import StepFeed, StepSource
 from router.tenants import Tier
 
@@ -29,9 +30,10 @@ class Ui:
         limits: Limits,
         measures: RouterMeasures,
         tiers: tuple[Tier, ...],
+        scaling: ScalingSource = Scaling,
     ) -> None:
         """`tiers` with the targets that hold for them, wherever those were set."""
-        board = Board(router_id, backend, measures, tiers)
+        board = Board(router_id, backend, limits, measures, tiers, scaling)
         self._feed = StepFeed(steps, board)
         self._loads = DemoLoads(backend, limits, measures, Random())
         self.routes: Final[Mapping[str, dict[str, Handler]]] = {

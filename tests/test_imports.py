@@ -23,6 +23,7 @@ ONLY_IN = {
         "cluster/deployments.py",
         "cluster/metrics/exporter.py",
         "cluster/serve_policy.py",
+        "cluster/serve_scaling.py",
         "cluster/cli.py",
         "cluster/deploy/cluster_file.py",
         "cluster/deploy/serve_file.py",

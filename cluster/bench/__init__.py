@@ -24,6 +24,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         routing,
         scheduler,
         steps,
+        watch,
     )
 
     commands = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCH")
@@ -42,6 +43,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         routing,
         overload,
         steps,
+        watch,
     ):
         command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object on stdout")

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    engine = _decoding_engine(args.seqs, max_tokens=args.steps + WARMUP_STEPS + 100)
+    engine = decoding_engine(args.seqs, max_tokens=args.steps + WARMUP_STEPS + 100)
     for _ in range(WARMUP_STEPS):
         engine.step()
     step_us = []
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _decoding_engine(num_seqs: int, max_tokens: int) -> Engine:
+def decoding_engine(num_seqs: int, max_tokens: int) -> Engine:
+    """Return an engine of a null runner in which so many sequences decode."""
     max_model_len = PROMPT_TOKENS + max_tokens + 1
     config = ResolvedConfig(
         max_model_len=max_model_len,

@@ -51,7 +51,24 @@ const REPLICAS = [
   { title: "Waiting", of: (row) => row.num_waiting, isNumber: true },
   { title: "KV in use", of: (row) => (row.num_blocks ? `${Math.round((100 * row.num_used_blocks) / row.num_blocks)}%` : null), isNumber: true },
   { title: "Last step", of: (row) => `${row.step_ms.toFixed(1)} ms`, isNumber: true },
-  { title: "ITL budget", of: (row) => (row.overloaded ? { text: "overrun", over: true } : "kept") },
+  { title: "ITL budget", of: (row) => (row.overloaded ? { text: "overrun", over: true } : "kept"), isNumber: true },
+];
+
+const left = (rest, limit) => (limit === null ? null : `${Math.floor(rest).toLocaleString("en")} of ${limit.toLocaleString("en")}`);
+
+const LIMITS = [
+  { title: "Tenant", of: (row) => row.name },
+  { title: "Tier", of: (row) => row.tier },
+  { title: "Requests left this minute", of: (row) => left(row.requests_left, row.rpm), isNumber: true },
+  { title: "Tokens left this minute", of: (row) => left(row.tokens_left, row.tpm), isNumber: true },
+  { title: "At a time", of: (row) => row.max_concurrent, isNumber: true },
+];
+
+const DECISIONS = [
+  { title: "At", of: (note) => new Date(note.at * 1000).toLocaleTimeString() },
+  { title: "Running", of: (note) => note.running, isNumber: true },
+  { title: "Wanted", of: (note) => note.target, isNumber: true },
+  { title: "Because", of: (note) => note.reasons.join("; "), wraps: true },
 ];
 
 const minute = new Window();
@@ -62,4 +79,12 @@ export function showBoard(board) {
   element("model").textContent = model ?? "no model";
   fill(element("tier-head"), element("tier-rows"), TIERS, minute.tiers());
   fill(element("replica-head"), element("replica-rows"), REPLICAS, replicas);
+  fill(element("limit-head"), element("limit-rows"), LIMITS, board.limits);
+  const states = Object.entries(board.scaling.states).map(([state, count]) => `${count} ${state}`);
+  element("states").textContent = states.length ? `Ray Serve counts ${states.join(", ")}.` : "";
+  fill(element("scaling-head"), element("scaling-rows"), DECISIONS, board.scaling.notes);
+  element("scaling").hidden = board.scaling.notes.length === 0;
+  element("no-scaling").hidden = board.scaling.notes.length > 0;
+  element("limits").hidden = board.limits.length === 0;
+  element("no-limits").hidden = board.limits.length > 0;
 }

@@ -6,6 +6,7 @@ import { MAX_COLUMNS, Train } from "./train.js";
 
 const PAUSED_COLUMNS = 20000; // kept while somebody looks at a still picture
 const SPREAD_MS = 250; // over which the steps of one event are drawn
+const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 const percent = (share) => (share === null ? "–" : `${Math.round(share * 100)}%`);
 
 export class ReplicaCard {
@@ -99,10 +100,13 @@ export class ReplicaCard {
     kv.replaceChildren(percent(this.#row.num_blocks ? used / this.#row.num_blocks : 0), small(` of ${this.#row.num_blocks} blocks`));
     const live = this.train.idleShare(numSeats);
     const still = this.#static?.idleShare() ?? null;
-    this.#parts["live-idle"].replaceChildren("idle seats ", bold(percent(live)));
+    this.#parts["live-idle"].replaceChildren(
+      `${count(this.train.numChunked, "prompt")} in chunks, ${count(this.train.numPreemptions, "preemption")}, idle seats `,
+      bold(percent(live)),
+    );
     const behind = this.#static?.numBehind ?? 0;
     this.#parts["static-idle"].replaceChildren(
-      "idle seats ", bold(percent(still)), behind ? `, ${behind} request${behind > 1 ? "s" : ""} behind` : "",
+      behind ? `${count(behind, "request")} behind, ` : "", "idle seats ", bold(percent(still)),
     );
     const label = `Seat map: ${busy} of ${numSeats} seats taken, idle seats ${percent(live)}. Arrow keys read single seats.`;
     if (seats.ariaLabel !== label) seats.ariaLabel = label;
@@ -150,13 +154,13 @@ export class ReplicaCard {
     const lines = [
       `${rider.id || `request ${rider.key}`}`,
       `Seat ${seat + 1}, ${this.line.tierName(rider.tier)}${chunk}`,
-      `prompt ${rider.prompt} tokens, ${rider.cached} cached, ${rider.chunks} chunk${rider.chunks === 1 ? "" : "s"}`,
+      `prompt ${rider.prompt} tokens, ${rider.cached} cached, ${count(rider.chunks, "chunk")}`,
       `answer ${rider.output} of at most ${rider.maxOutput} tokens`,
       `waited ${rider.waitedMs} ms for its seat`,
     ];
     if (rider.firstTokenAt !== null && rider.startedAt !== null)
       lines.push(`first token ${Math.round((rider.firstTokenAt - rider.startedAt) * 1000)} ms later`);
-    if (rider.preemptions) lines.push(`preempted ${rider.preemptions} time${rider.preemptions > 1 ? "s" : ""}`);
+    if (rider.preemptions) lines.push(`preempted ${count(rider.preemptions, "time")}`);
     lines.push(ended[rider.reason] ?? "running");
     return lines;
   }

@@ -22,6 +22,8 @@ export class Train {
   rides = []; // in the order in which they began
   seated = new Map(); // seat -> ride
   end = 0; // number of the column that comes next
+  numPreemptions = 0;
+  numChunked = 0; // prompts that took more than one chunk
   onStart = () => {};
   onColumn = () => {};
   #riders = new Map();
@@ -92,6 +94,7 @@ export class Train {
       else segments.push({ kind, from: this.end, to: this.end + 1, tokens: chunk?.[1] });
       if (kind !== "idle") rider.columns += 1;
       if (chunk) rider.chunks += 1;
+      if (chunk && rider.chunks === 2) this.numChunked += 1;
       const made = kind === "decode" ? steps : chunk?.[2] === 0 ? 1 : 0;
       if (made && !rider.wasAboard) rider.firstTokenAt ??= at;
       rider.output += made;
@@ -105,7 +108,10 @@ export class Train {
     ride.to = column;
     ride.reason = ride.rider.reason = reason;
     ride.rider.output = output;
-    if (reason === "preempted") return;
+    if (reason === "preempted") {
+      this.numPreemptions += 1;
+      return;
+    }
     ride.rider.endedAt = at;
     this.#riders.delete(ride.rider.key);
   }

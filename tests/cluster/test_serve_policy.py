@@ -58,8 +58,13 @@ def context(target: int, stats: dict[str, float], *, at: float = 0.0, running: i
     )
 
 
+def nobody(*_: object) -> None:
+    """Takes no notes."""
+
+
 def policy(clock: Clock, **settings: Any) -> SlaPolicy:
-    return SlaPolicy(clock=clock, **({"export": Exports(), "max_replicas": 9, "tiers": TIERS} | settings))
+    defaults = {"export": Exports(), "notes": nobody, "max_replicas": 9, "tiers": TIERS}
+    return SlaPolicy(clock=clock, **(defaults | settings))
 
 
 def busy(number: int) -> dict[str, float]:
@@ -174,7 +179,7 @@ def test_it_survives_being_pickled_by_value() -> None:
     pickled = cloudpickle.dumps(SlaPolicy)
     assert b"_decide" in pickled  # the code, not a name to import it by
     copy = cloudpickle.loads(pickled)
-    assert copy(clock=Clock(), export=Exports(), max_replicas=3)(context(2, {})) == (2, {})
+    assert copy(clock=Clock(), export=Exports(), notes=nobody, max_replicas=3)(context(2, {})) == (2, {})
 
 
 def test_serve_takes_it_by_its_path_with_json() -> None:

@@ -120,6 +120,20 @@ def test_a_429_says_when_this_request_fits() -> None:
     scene(play, acme)
 
 
+def test_the_limits_of_those_who_ask_are_known_with_what_is_left() -> None:
+    acme = tenant(tpm=600)
+
+    async def play(_: Link, routers: list[Router]) -> None:
+        (router,) = routers
+        assert router.client.in_use() == []
+        await router.client.reserve(acme, 500)
+        (use,) = router.client.in_use()
+        assert (use.name, use.rpm, use.requests_left, use.tpm) == (acme.name, None, None, 600)
+        assert use.tokens_left == pytest.approx(100)
+
+    scene(play, acme)
+
+
 def test_what_can_never_fit_is_a_400_that_asks_nobody() -> None:
     acme = tenant(tpm=100)
 
