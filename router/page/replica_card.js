@@ -80,7 +80,7 @@ export class ReplicaCard {
     const view = { numSeats, end: this.end, rankOf: (tier) => this.line.rankOf(tier) };
     drawSeats(seats, this.train.rides, { ...view, cursor: this.#cursor });
     const columns = this.train.columns.slice(0, this.end - this.train.first);
-    drawStrip(strip, columns, { end: this.end, targetMs: this.line.targetMs });
+    drawStrip(strip, columns, this.line.targetMs);
     if (this.#static) drawSeats(this.#parts.static, this.#static.rides, view);
     this.#tell(columns.at(-1), numSeats);
     if (this.element.querySelector("details").open) this.#fillTable();

@@ -91,15 +91,16 @@ function drawCross(context, x, y, size, colours) {
 }
 
 /** Draw a bar per step against the target, on the same columns. */
-export function drawStrip(canvas, columns, { end, targetMs }) {
+export function drawStrip(canvas, columns, targetMs) {
   const { context, width, height } = prepare(canvas, 46);
   const step = columnWidth(canvas);
   const colours = palette();
   const shown = columns.slice(-Math.ceil(width / step));
   const longest = Math.max(1, ...shown.map((column) => column.ms));
-  const top = Math.max(longest, targetMs ?? 0) * 1.15;
+  // A single long step must not press all others flat.
+  const top = (targetMs ? Math.min(Math.max(longest, targetMs), 2.5 * targetMs) : longest) * 1.15;
   shown.forEach((column, index) => {
-    const tall = Math.max(1, (column.ms / top) * (height - 2));
+    const tall = Math.max(1, Math.min(1, column.ms / top) * (height - 2));
     context.fillStyle = targetMs && column.ms > targetMs ? colours.bad : colours.quiet;
     context.fillRect(width - (shown.length - index) * step + 0.5, height - tall, step - 1, tall);
   });
@@ -121,5 +122,4 @@ export function drawStrip(canvas, columns, { end, targetMs }) {
   context.fillRect(0, 0, wide + 10, 16);
   context.fillStyle = colours.quiet;
   context.fillText(label, 2, 12);
-  return end;
 }
