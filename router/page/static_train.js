@@ -4,6 +4,7 @@
 // always known in time: it needs as many columns here as there.
 
 const MAX_QUEUE = 5000;
+const MAX_AWAY = 600; // columns after which a preempted request is given up: its client may have left
 
 export class StaticTrain {
   rides = [];
@@ -41,7 +42,7 @@ export class StaticTrain {
       const last = ride.segments.at(-1);
       if (kind === "decode" && last?.kind === kind) last.to = column + 1;
       else ride.segments.push({ kind, from: column, to: column + 1 });
-      if (ride.rider.endedAt !== null && ride.columns >= ride.rider.columns) {
+      if (this.#hasEnded(ride.rider) && ride.columns >= ride.rider.columns) {
         ride.isOver = true;
         ride.to = column + 1;
         ride.reason = ride.rider.reason;
@@ -53,6 +54,10 @@ export class StaticTrain {
     if (this.#busy.length > keep) this.#busy.splice(0, this.#busy.length - keep);
     const first = this.end - this.#busy.length;
     if (this.rides[0]?.heldTo < first) this.rides = this.rides.filter((r) => r.heldTo === null || r.heldTo >= first);
+  }
+
+  #hasEnded({ endedAt, awaySince }) {
+    return endedAt !== null || (awaySince !== null && this.end - awaySince > MAX_AWAY);
   }
 
   #board() {

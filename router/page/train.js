@@ -12,6 +12,7 @@ class Rider {
     this.startedAt = null; // seconds, as all instants here
     this.firstTokenAt = null;
     this.endedAt = null;
+    this.awaySince = null; // column at which it was preempted, while it waits
     this.reason = null;
   }
 }
@@ -44,12 +45,24 @@ export class Train {
     this.#forget(keep);
   }
 
+  /** Go on after records that were missed: who still sits where they sat rides on. */
   #restart(riders) {
-    for (const ride of this.seated.values()) ride.to = this.end;
-    this.seated.clear();
-    this.#riders.clear();
+    const boarding = new Map(riders.map((fields) => [fields[1], fields]));
+    for (const [seat, ride] of this.seated) {
+      const fields = boarding.get(ride.rider.key);
+      if (fields?.[0] === seat) {
+        ride.rider.output = fields[5];
+        boarding.delete(ride.rider.key);
+        continue;
+      }
+      ride.to = this.end;
+      this.seated.delete(seat);
+      if (fields) continue; // in another seat
+      ride.rider.endedAt = this.columns.at(-1)?.at ?? 0;
+      this.#riders.delete(ride.rider.key);
+    }
     this.#lastNumber = null;
-    for (const rider of riders) this.#board(rider, null);
+    for (const fields of boarding.values()) this.#board(fields, null);
   }
 
   #takeRecord([number, at, ms, waiting, used, overloaded, left, started, chunks, idle, finished]) {
@@ -78,7 +91,7 @@ export class Train {
       this.onStart(rider);
     }
     rider.startedAt ??= at;
-    rider.reason = null;
+    rider.reason = rider.awaySince = null;
     const ride = { seat, rider, from: this.end, to: null, segments: [], reason: null };
     this.seated.set(seat, ride);
     this.rides.push(ride);
@@ -110,6 +123,7 @@ export class Train {
     ride.rider.output = output;
     if (reason === "preempted") {
       this.numPreemptions += 1;
+      ride.rider.awaySince = column;
       return;
     }
     ride.rider.endedAt = at;

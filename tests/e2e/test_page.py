@@ -19,6 +19,9 @@ SEATS = 32
 VIEWS = ("line", "board", "playground", "load")
 CARD = "document.querySelector('.replica')"
 
+RIDERS = [[seat, seat + 1, 0, 4, 0, 0, 9, 0, 1, "r"] for seat in range(2)]
+"""As replicas/step_record.py puts them on the wire."""
+
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -208,17 +211,14 @@ def test_the_static_picture_binds_a_batch_until_its_longest_answer_ends(
 ) -> None:
     """Two seats; requests of 1, 3 and 2 steps: a seat idles twice, and the third request is behind."""
 
-    def rider(seat: int, key: int) -> list[object]:
-        return [seat, key, 0, 4, 0, 0, 9, 0, 1, "r"]
-
     def step(
         number: int, started: list[object], chunks: list[object], finished: list[object]
     ) -> list[object]:
         return [number, number / 10, 5.0, 0, 1, False, [], started, chunks, [], finished]
 
     records = [
-        step(0, [rider(0, 1), rider(1, 2)], [[0, 4, 0], [1, 4, 0]], [[0, "length", 1]]),
-        step(1, [rider(0, 3)], [[0, 4, 0]], []),
+        step(0, RIDERS, [[0, 4, 0], [1, 4, 0]], [[0, "length", 1]]),
+        step(1, [[0, 3, *RIDERS[0][2:]]], [[0, 4, 0]], []),
         step(2, [], [], [[0, "length", 2], [1, "length", 3]]),
     ]
     with open_page(browser, line.url) as page:
@@ -234,3 +234,22 @@ def test_the_static_picture_binds_a_batch_until_its_longest_answer_ends(
             records,
         )
     assert found == [0, pytest.approx(1 / 3), 2, 1]
+
+
+def test_a_picture_goes_on_after_the_stream_was_opened_again(line: Server, browser: Browser) -> None:
+    """Of two riders one still sits there, the other has ended meanwhile."""
+    first = [0, 0.1, 5.0, 0, 1, False, [], RIDERS, [[0, 4, 0], [1, 4, 0]], [], []]
+    second = [9, 0.2, 5.0, 0, 1, False, [], [], [], [], []]
+    with open_page(browser, line.url) as page:
+        found = page.evaluate(
+            """async ([first, second, riders]) => {
+                const { Train } = await import("./train.js");
+                const train = new Train();
+                train.take([1, [first], []]);
+                train.take([9, [], riders]);
+                train.take([10, [second], null]);
+                return train.rides.map((ride) => [ride.seat, ride.from, ride.to, ride.rider.endedAt]);
+            }""",
+            [first, second, [RIDERS[0]]],
+        )
+    assert found == [[0, 0, None, None], [1, 0, 1, 0.1]]
