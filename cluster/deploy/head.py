@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -197,13 +198,14 @@ class Head:
 
     def details(self) -> Serving:
         with _one_line():
-            return msgspec.convert(self._client().get_serve_details(), Serving)
+            return msgspec.convert(self._client.get_serve_details(), Serving)
 
     def apply(self, document: dict[str, Any]) -> None:
         """Hand a Serve config document to Serve; replaces all applications that it does not name."""
         with _one_line():
-            self._client().deploy_applications(document)
+            self._client.deploy_applications(document)
 
+    @cached_property
     def _client(self) -> ServeSubmissionClient:
         return ServeSubmissionClient(DASHBOARD)
 
@@ -213,7 +215,7 @@ def _one_line() -> Iterator[None]:
     """Turn what the dashboard's client raises into one line; pages of traceback come from the server."""
     try:
         yield
-    except (RuntimeError, ConnectionError, OSError) as error:
+    except (RuntimeError, OSError) as error:
         raise StartError(f"the dashboard at {DASHBOARD} refuses: {_last_line(error)}") from error
 
 
