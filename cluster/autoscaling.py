@@ -35,6 +35,11 @@ PERSISTENT_S: Final = 10.0
 """A queue that is gone after so long needs no replica: none would come in time."""
 
 
+MAX_BURST: Final = 2.0
+BURST_MEMORY_S: Final = 3600.0
+"""What was learned of bursts fades with this time constant."""
+
+
 class Code(enum.StrEnum):
     """Why a target is what it is."""
 
@@ -113,6 +118,8 @@ class State:
     """Since when some replicas that are wanted do not serve yet."""
     start_s: float = 0.0
     """How long that lasted the last time."""
+    burst: float = 1.0
+    """Demand counts so many times: what was too little before, because requests do not come evenly."""
     reported: frozenset[str] = frozenset()
     """Infeasible targets that were reported."""
 
@@ -144,6 +151,7 @@ def decide(observation: Observation, state: State, policy: Policy, now: float) -
         Reason(code=Code.INFEASIBLE, text=text) for key, text in news.items() if key not in state.reported
     )
     state = replace(state, reported=state.reported | news.keys())
+    state = _faded(state, last_at, now)
     now_loads = loads(state.history, state.capacity, _sane(observation.replicas), policy, now)
     missing = _missing(state, now_loads)
     if missing is not None:
@@ -223,16 +231,14 @@ def _weigh(
     state = replace(state, waits=waits)
     lasting = _lasting(waits, now)
     broken = violations(state.history, policy, now)
-    reasons += tuple(
-        Reason(
-            code=Code.VIOLATION,
-            text=f"tier {v.tier}: {v.share:.1%} of the {v.kind.upper()} over {v.target_ms:g} ms",
-        )
-        for v in broken
-    )
+    reasons += tuple(Reason(code=Code.VIOLATION, text=v.text) for v in broken)
+    starts_late = any(v.kind != "itl" and f"{v.tier}.ttft" not in state.reported for v in broken)
+    if starts_late:
+        state = _learned(observation, state, lasting, now)
+    lasting = replace(lasting, rate=(lasting.rate or 0.0) * state.burst)
     is_at_floor = any(report.is_at_floor for report in _sane(observation.replicas))
     counts_itl = is_at_floor and any(v.kind == "itl" for v in broken)
-    wants = _wants(lasting, policy, counts_itl)
+    wants = _wants(lasting, policy, state.burst, counts_itl)
     silence = _silence(observation, state, now)
     state = _remembered(state, lasting, policy, now, is_calm=not broken and silence is None)
     wanted = max((want for want, _ in wants), default=0)
@@ -257,15 +263,31 @@ def _lasting(waits: tuple[tuple[float, Loads], ...], now: float) -> Loads:
     )
 
 
-def _wants(lasting: Loads, policy: Policy, counts_itl: bool) -> list[tuple[int, Reason]]:
+def _faded(state: State, last_at: float | None, now: float) -> State:
+    left = math.exp(-(now - last_at) / BURST_MEMORY_S) if last_at is not None else 1.0
+    return replace(state, burst=1.0 + (state.burst - 1.0) * left)
+
+
+def _learned(observation: Observation, state: State, lasting: Loads, now: float) -> State:
+    """Requests start late although there should be enough: count demand so much higher that it asks for one
+    more. Only when all that are wanted have served for as long as is looked back."""
+    is_settled = state.changed_at is None or now - state.changed_at >= LONG_S
+    if observation.starting or not is_settled or not lasting.rate:
+        return state
+    burst = (observation.target + 0.5) / lasting.rate
+    return replace(state, burst=max(state.burst, min(MAX_BURST, burst)))
+
+
+def _wants(lasting: Loads, policy: Policy, burst: float, counts_itl: bool) -> list[tuple[int, Reason]]:
     rate, queue = lasting.rate or 0.0, lasting.queue or 0.0
+    bursts = f", {burst:.2f} times for bursts" if burst > 1.005 else ""
     wants = [
         (
             math.ceil(rate),
             Reason(
                 code=Code.RATE,
-                text=f"{rate * policy.utilisation:.2f} s of work per second at "
-                f"{policy.utilisation:.0%} each: {math.ceil(rate)}",
+                text=f"{rate / burst * policy.utilisation:.2f} s of work per second at "
+                f"{policy.utilisation:.0%} each{bursts}: {math.ceil(rate)}",
             ),
         ),
         (

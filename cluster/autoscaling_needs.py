@@ -183,14 +183,12 @@ def _queue_load(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A tier whose latencies are over their target more often than a P99 may be, short and long."""
+    """A tier whose promise is broken more often than a P99 may be, in the short and the long span."""
 
     tier: str
     kind: str
-    """`ttft` or `itl`."""
-    target_ms: float
-    share: float
-    """Over the target in the short span."""
+    """`ttft`, `itl` or `refused`: who is refused has no first token at all."""
+    text: str
 
 
 def violations(history: History, policy: Policy, now: float) -> tuple[Violation, ...]:
@@ -199,6 +197,7 @@ def violations(history: History, policy: Policy, now: float) -> tuple[Violation,
     long = {tier.level: history.tally(tier.level, now, LONG_S) for tier in policy.tiers}
     found = []
     for tier in policy.tiers:
+        found += _refused(tier.name, short[tier.level], long[tier.level])
         spans = (short[tier.level], long[tier.level])
         if tier.ttft_target_ms is not None:
             found += _violated(tier.name, "ttft", tier.ttft_target_ms, spans, 0)
@@ -206,6 +205,16 @@ def violations(history: History, policy: Policy, now: float) -> tuple[Violation,
             num_stalled = history.now_waiting(tier.level).num_stalled
             found += _violated(tier.name, "itl", tier.itl_target_ms, spans, num_stalled)
     return tuple(found)
+
+
+def _refused(tier: str, short: Tally, long: Tally) -> list[Violation]:
+    """Refusals, if they are too many in both spans."""
+    is_enough = long.num_requests >= MIN_FIRST_TOKENS
+    shares = [tally.num_rejected / max(1, tally.num_requests) for tally in (short, long)]
+    if not is_enough or min(shares) <= ALLOWED_OVER:
+        return []
+    text = f"tier {tier}: {shares[0]:.1%} of the requests refused"
+    return [Violation(tier=tier, kind="refused", text=text)]
 
 
 def _violated(
@@ -221,7 +230,8 @@ def _violated(
         shares.append(over / (total + num_stalled) if is_enough else 0.0)
     if min(shares) <= ALLOWED_OVER:
         return []
-    return [Violation(tier=tier, kind=kind, target_ms=target_ms, share=shares[0])]
+    text = f"tier {tier}: {shares[0]:.1%} of the {kind.upper()} over {target_ms:g} ms"
+    return [Violation(tier=tier, kind=kind, text=text)]
 
 
 def infeasible(history: History, capacity: Capacity, policy: Policy, now: float) -> dict[str, str]:

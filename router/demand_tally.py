@@ -28,9 +28,14 @@ class _TierTally:
         self._num_ended = 0.0
 
     def expected(self, num_outputs: int, max_tokens: int) -> int:
-        """Output tokens that a request will probably bring."""
-        mean = self._generated / self._num_ended if self._num_ended else FIRST_GUESS_TOKENS
-        return num_outputs * min(max_tokens, round(mean))
+        """Output tokens that a request will probably bring.
+
+        The mean is not cut off at `max_tokens`: where requests ask for just what they get, that would leave
+        out what the long ones bring above it, a third of all for exponential lengths.
+        """
+        if not self._num_ended:
+            return num_outputs * min(max_tokens, FIRST_GUESS_TOKENS)
+        return round(num_outputs * self._generated / self._num_ended)
 
     def note(self, delta: TokenDelta, is_first: bool) -> None:
         self._generated += len(delta.token_ids)

@@ -11,7 +11,7 @@ from cluster.autoscaling import Code, Decision, Observation, ReplicaReport, Stat
 from cluster.autoscaling_policy import Policy
 from router.counters import ITL_EDGES_MS, RouterCounters, TierCounters
 from router.tenants import Tier
-from tests.cluster.scaling_world import SPEED, TIER, num_turns, world
+from tests.cluster.scaling_world import SPEED, TIER, World, num_turns, world
 
 POLICY = Policy(max_replicas=20, tiers=(TIER,))
 
@@ -248,3 +248,39 @@ def test_tiers_without_a_target_ask_for_nothing_by_waiting() -> None:
         return decision.target
 
     assert (run(0), run(1)) == (2, 1)
+
+
+def refuse(made: World, seconds: float, share: float, load: float = 0.5) -> list[Decision]:
+    """A demand of so much of a replica's time, of which a share is refused: bursts, unseen in the mean."""
+    decisions = []
+    for _ in range(round(seconds / made.interval_s)):
+        before = made.counters
+        made.now += made.interval_s
+        made.counters = TierCounters(
+            0,
+            num_requests=before.num_requests + 100,
+            num_rejected=before.num_rejected + round(100 * share),
+            input_tokens=before.input_tokens + round(load * SPEED * made.interval_s),
+        )
+        decision = decide(made.observe(), made.state, made.policy, made.now)
+        made.state = decision.state
+        made.target = made.running = decision.target
+        decisions.append(decision)
+    return decisions
+
+
+def test_refusals_ask_for_one_more_and_are_remembered() -> None:
+    made = world(downscale_delay_s=60)
+    decisions = refuse(made, 60, 0.05)
+    (up,) = (decision for decision in decisions if Code.RATE in codes(decision))
+    assert (up.target, Code.VIOLATION in codes(up)) == (2, True)
+    assert any("2.00 times for bursts" in reason.text for reason in up.reasons)
+    refuse(made, 600, 0.0)
+    assert made.target == 2  # without a memory it would go, and come back with the next burst
+    refuse(made, 2 * 3600, 0.0)
+    assert made.target == 1
+
+
+def test_refusals_with_little_work_are_no_lack_of_replicas() -> None:
+    made = world()
+    assert {decision.target for decision in refuse(made, 600, 0.05, load=0.2)} == {1}

@@ -67,8 +67,8 @@ def test_output_is_expected_as_long_as_it_has_been_lately() -> None:
     for _ in range(1000):
         tally.note_delta(0, ended(20), True)
     tally.note_request(0, 1, 1, 8000)
-    tally.note_request(0, 1, 1, 5)
-    assert tally.report((), RouterMeasures()).tiers[0].output_tokens == FIRST_GUESS_TOKENS + 20 + 5
+    tally.note_request(0, 1, 2, 5)  # on average others bring more
+    assert tally.report((), RouterMeasures()).tiers[0].output_tokens == FIRST_GUESS_TOKENS + 20 + 40
 
 
 def test_what_waits_is_told_by_tier() -> None:
