@@ -7,6 +7,7 @@ import { LoadForm } from "./load_form.js";
 import { Playground } from "./playground.js";
 
 const VIEWS = ["line", "board", "playground", "load"];
+const NEEDS_KEY = "Line, board and load need an admin key: enter it under Key. The playground works with any key.";
 const RETRY_MS = 2000;
 const element = (id) => document.getElementById(id);
 const line = new Line();
@@ -66,7 +67,7 @@ async function watch() {
       if (error.name === "AbortError") continue;
       setLink("lost", "not connected");
       const isLocked = error instanceof Refused && [401, 403].includes(error.status);
-      complain(error instanceof Refused ? error.message : "The server does not answer.");
+      complain(isLocked ? `${NEEDS_KEY} (${error.message})` : error instanceof Refused ? error.message : "The server does not answer.");
       if (isLocked) await new Promise((done) => addEventListener("headway-key", done, { once: true }));
       else await pause(RETRY_MS);
     }
@@ -75,8 +76,10 @@ async function watch() {
 
 element("key-button").addEventListener("click", () => {
   element("key").value = key();
+  element("key-dialog").returnValue = ""; // that of the last time would count after Escape
   element("key-dialog").showModal();
 });
+element("key-cancel").addEventListener("click", () => element("key-dialog").close("cancel"));
 element("key-dialog").addEventListener("close", () => {
   if (element("key-dialog").returnValue !== "ok") return;
   setKey(element("key").value);
