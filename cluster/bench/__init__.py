@@ -10,6 +10,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     """Add the bench commands; each sets `bench`, a function from arguments to a report."""
     # Here, not above: some import torch, which whoever takes a module of this package has no use for.
     from cluster.bench import (
+        autoscaling,
         batching,
         engine,
         fairness,
@@ -42,6 +43,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         fairness,
         routing,
         overload,
+        autoscaling,
         steps,
         watch,
     ):

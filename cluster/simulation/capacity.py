@@ -12,7 +12,7 @@ from cluster.simulation.profile import Profile
 from cluster.simulation.traffic import Arrival
 from cluster.simulation.world import Outcome, Scenario, simulate
 
-PROBE_S: Final = 90.0
+PROBE_S: Final = 40.0
 BISECTIONS: Final = 5
 LIMIT_S: Final = 4000.0
 

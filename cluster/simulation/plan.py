@@ -27,8 +27,11 @@ LOADS: Final = (0.5, 1.0, 2.0, 4.0)
 """Times the trace's rate, for the table of replicas."""
 SEATS: Final = (1.0, 0.5, 0.25)
 """Of the largest batch within the ITL target: which numbers of seats are tried."""
+MOST_SEATS: Final = 256
+"""More are not planned for: a step then reads little but keys and values, and more seats gain little."""
 NEARLY: Final = 0.97
 """Fewer seats are preferred when they serve this share of the best."""
+LARGE_CHUNK: Final = 2048
 UTILISATION: Final = 0.8
 """Of its capacity, what a replica is planned for."""
 
@@ -68,13 +71,15 @@ def run_plan(args: argparse.Namespace) -> dict[str, object]:
     if not rate:
         raise ConfigError("the trace has no rate of its own: give a --rate")
     output_tokens = statistics.fmean(row.output_tokens for row in trace.rows)
-    context = statistics.fmean(row.input_tokens for row in trace.rows) + output_tokens / 2
+    input_tokens = statistics.fmean(row.input_tokens for row in trace.rows)
+    context = input_tokens + output_tokens / 2
     largest = largest_batch(profile, args.itl_p99, context)
     options = []
     for share in SEATS:
         seats = max(1, int(largest * share))
         option_config = with_seats(config, seats, args.itl_p99)
-        most = 1.5 * seats / (output_tokens * profile.steps.seconds(_decodes(seats, context)))
+        decode_s = output_tokens * profile.steps.seconds(_decodes(seats, context)) / seats
+        most = 1.2 / (input_tokens / input_speed(profile) + decode_s)
         draw = _draw(args, trace, option_config, profile)
         options.append(Option(max_num_seqs=seats, capacity=capacity(option_config, profile, draw, most)))
         progress(f"{seats} seats: {options[-1].capacity.rate:.2f} requests/s for each replica")
@@ -126,7 +131,7 @@ def largest_batch(profile: Profile, itl_s: float, context: float) -> int:
             "ms; no number of replicas helps"
         )
     most = max(1, int(profile.kv_bytes / profile.kv_bytes_per_token / context))
-    low, high = 1, min(most, 4096) + 1
+    low, high = 1, min(most, MOST_SEATS) + 1
     while high - low > 1:
         middle = (low + high) // 2
         if profile.steps.seconds(_decodes(middle, context)) <= itl_s:
@@ -134,6 +139,11 @@ def largest_batch(profile: Profile, itl_s: float, context: float) -> int:
         else:
             high = middle
     return low
+
+
+def input_speed(profile: Profile) -> float:
+    """Return the prompt tokens per second of a replica that does nothing else."""
+    return LARGE_CHUNK / profile.steps.seconds(StepShape().with_prefill(LARGE_CHUNK, 0))
 
 
 def largest_chunk(profile: Profile, itl_s: float, batch: int, context: float) -> int:
