@@ -14,6 +14,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         batching,
         engine,
         fairness,
+        fidelity,
         itl,
         kv,
         limits,
@@ -46,6 +47,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         autoscaling,
         steps,
         watch,
+        fidelity,
     ):
         command = commands.add_parser(module.NAME, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print one JSON object on stdout")

@@ -160,13 +160,17 @@ def oracle(setting: Setting, stretches: Sequence[Stretch]) -> tuple[list[list[in
     return plans, found
 
 
-def policies(setting: Setting, most: int) -> dict[str, Callable[[], Scaler]]:
+def policies(setting: Setting, most: int, utilisation: float) -> dict[str, Callable[[], Scaler]]:
     """Return what is compared: each makes a fresh scaler."""
     bounds = Bounds(low=1, high=setting.max_replicas)
     concurrency = CONCURRENCY * setting.capacity.mean_open
     mean = setting.mean()
     policy = Policy(
-        min_replicas=1, max_replicas=setting.max_replicas, tiers=TIERS, cold_start_s=setting.cold_start_s
+        min_replicas=1,
+        max_replicas=setting.max_replicas,
+        tiers=TIERS,
+        utilisation=utilisation,
+        cold_start_s=setting.cold_start_s,
     )
     return {
         "headway": lambda: SlaScaler(policy),
@@ -192,6 +196,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stretches", type=at_least_one, default=2, help="sampled over the record")
     parser.add_argument("--minutes", type=at_least_one, default=15, help="of each, warm-up included")
     parser.add_argument("--cold-start", type=float, default=60.0)
+    parser.add_argument("--utilisation", type=float, default=0.8, help="that headway plans for (default 0.8)")
     parser.add_argument("--profile", default="h200-8b")
     parser.add_argument("--policies", default="", help="some of them, with commas (default: all)")
     parser.add_argument("--seed", type=int, default=0)
@@ -217,7 +222,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     plans, best = oracle(setting, stretches)
     most = max(max(plan) for plan in plans)
     scores = {"oracle": best}
-    for name, make in policies(setting, most).items():
+    for name, make in policies(setting, most, args.utilisation).items():
         if args.policies and name not in args.policies.split(","):
             continue
         outcomes = [
@@ -241,6 +246,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "mean_rate": statistics.fmean(rate for stretch in stretches for rate in stretch.rates),
         "cv": cv,
         "cold_start_s": args.cold_start,
+        "utilisation": args.utilisation,
         "stretches": len(stretches),
         "minutes_judged": sum(stretch.seconds - WARM_UP_S for stretch in stretches) / 60,
         "minutes_recorded": len(rates) * WINDOW_S / 60,

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     for chunk in CHUNKS:
         for _ in range(2):
             _run(engine, [(chunk, 1)], draw)
-    profile = _profile(args.name, opened, runner.step_time, start_s)
+    profile = fitted_profile(args.name, opened, runner.step_time, start_s)
     if args.out is not None:
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
     return {
@@ -75,7 +75,9 @@ def _decodes(count: int, context: int) -> StepShape:
     return StepShape(num_new_tokens=count, kv_read_tokens=count * context, num_sampling=count)
 
 
-def _profile(name: str, opened: OpenedRunner, step_time: StepTimeModel, start_s: float) -> Profile:
+def fitted_profile(name: str, opened: OpenedRunner, step_time: StepTimeModel, start_s: float) -> Profile:
+    """Return what the engine has learned, as a profile."""
+
     def seconds(shape: StepShape) -> float:
         return step_time.predict(shape)
 

@@ -23,6 +23,7 @@ def summary(outcomes: Sequence[Outcome], tiers: Sequence[Tier]) -> dict[str, obj
         "requests": sum(num_requests(outcome) for outcome in outcomes),
         "virtual_s": sum(outcome.virtual_s for outcome in outcomes),
         "wall_s": wall_s,
+        "cpu_s": sum(outcome.cpu_s for outcome in outcomes),
         "events_per_s": sum(outcome.num_events for outcome in outcomes) / wall_s,
         "steps_per_s": sum(outcome.num_steps for outcome in outcomes) / wall_s,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

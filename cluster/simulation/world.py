@@ -42,6 +42,7 @@ class Scenario:
     habits: Habits = field(default_factory=Habits)
     kills_at_s: tuple[float, ...] = ()
     """At each of these moments a replica drawn at random dies."""
+    delay_s: float = DELAY_S
     stretch_s: float = STRETCH_S
     """Decode steps are taken together up to so many seconds of them; 0 = each for itself."""
     seed: int = 0
@@ -59,6 +60,8 @@ class Outcome:
     traffic_s: float
     """Until the last request came."""
     wall_s: float
+    cpu_s: float
+    """Processor time: what wall_s would be on a core of its own."""
     num_events: int
     """Rounds of the event loop."""
     num_steps: int
@@ -96,7 +99,7 @@ class World:
 
         fleet = Fleet(make, scenario.pace)
         for i in range(config.router.replicas):
-            transport = VirtualTransport(fleet.replicas, DELAY_S)
+            transport = VirtualTransport(fleet.replicas, scenario.delay_s)
             fleet.attach(transport)
             backend = ReplicaBackend(
                 transport,
@@ -110,7 +113,7 @@ class World:
 
     async def serve(self, arrivals: Iterator[Arrival], scaler: Scaler | None = None) -> Outcome:
         """See all arrivals through; without a scaler the number of replicas stays."""
-        started_at = time.perf_counter()
+        started_at, cpu_at = time.perf_counter(), time.process_time()
         loop = asyncio.get_running_loop()
         self.fleet.start_serving(self.scenario.num_replicas)
         for router in self.routers:
@@ -142,6 +145,7 @@ class World:
             started_s=CONNECT_S,
             traffic_s=traffic_s,
             wall_s=time.perf_counter() - started_at,
+            cpu_s=time.process_time() - cpu_at,
             num_events=loop.num_turns if isinstance(loop, VirtualTimeLoop) else 0,
             num_steps=num_steps,
             replica_s=replica_s,
