@@ -9,7 +9,7 @@ What a policy may contain: cluster/autoscaling_policy.py.
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from cluster.autoscaling_needs import (
     Capacity,
     Loads,
     ReplicaReport,
+    Violation,
     infeasible,
     loads,
     violations,
@@ -35,6 +36,8 @@ PERSISTENT_S: Final = 10.0
 """A queue that is gone after so long needs no replica: none would come in time."""
 
 
+MAX_START_S: Final = 600.0
+"""What takes longer waited for something that no later start has to wait for."""
 MAX_BURST: Final = 2.0
 BURST_MEMORY_S: Final = 3600.0
 """What was learned of bursts fades with this time constant."""
@@ -141,7 +144,7 @@ def decide(observation: Observation, state: State, policy: Policy, now: float) -
     last_at = state.history.at
     if last_at is not None and not 0 <= now - last_at <= MAX_GAP_S:
         text = f"{now - last_at:+.0f} s since the last decision: holding, with a new history"
-        fresh = State(capacity=state.capacity, reported=state.reported)
+        fresh = State(capacity=state.capacity, burst=state.burst, reported=state.reported)
         clock = Reason(code=Code.CLOCK, text=text)
         return _hold(observation, _looked(observation, fresh, policy, now), policy, (clock,))
     garbage = _garbage(observation)
@@ -157,7 +160,9 @@ def decide(observation: Observation, state: State, policy: Policy, now: float) -
     if missing is not None:
         state = replace(state, calm_since=None, waits=(), peaks=())
         return _hold(observation, state, policy, (*reasons, missing))
-    return _weigh(observation, state, policy, now_loads, reasons, now)
+    # What no number of replicas can keep must not hold any.
+    broken = [v for v in violations(state.history, policy, now) if v.promise not in news]
+    return _weigh(observation, state, policy, now_loads, broken, reasons, now)
 
 
 def _looked(observation: Observation, state: State, policy: Policy, now: float) -> State:
@@ -173,7 +178,8 @@ def _looked(observation: Observation, state: State, policy: Policy, now: float) 
         return state if state.starting_since is not None else replace(state, starting_since=now)
     if state.starting_since is None:
         return state
-    return replace(state, starting_since=None, start_s=now - state.starting_since)
+    start_s = min(now - state.starting_since, MAX_START_S)
+    return replace(state, starting_since=None, start_s=start_s)
 
 
 def _cold_start_s(state: State, policy: Policy) -> float:
@@ -223,6 +229,7 @@ def _weigh(
     state: State,
     policy: Policy,
     now_loads: Loads,
+    broken: Sequence[Violation],
     reasons: tuple[Reason, ...],
     now: float,
 ) -> Decision:
@@ -230,10 +237,8 @@ def _weigh(
     waits = (*((at, load) for at, load in state.waits if now - at <= SHORT_S), (now, now_loads))
     state = replace(state, waits=waits)
     lasting = _lasting(waits, now)
-    broken = violations(state.history, policy, now)
     reasons += tuple(Reason(code=Code.VIOLATION, text=v.text) for v in broken)
-    starts_late = any(v.kind != "itl" and f"{v.tier}.ttft" not in state.reported for v in broken)
-    if starts_late:
+    if any(v.kind != "itl" for v in broken):
         state = _learned(observation, state, lasting, now)
     lasting = replace(lasting, rate=(lasting.rate or 0.0) * state.burst)
     is_at_floor = any(report.is_at_floor for report in _sane(observation.replicas))

@@ -190,6 +190,11 @@ class Violation:
     """`ttft`, `itl` or `refused`: who is refused has no first token at all."""
     text: str
 
+    @property
+    def promise(self) -> str:
+        """Which target of which tier, as `infeasible` names it."""
+        return f"{self.tier}.itl" if self.kind == "itl" else f"{self.tier}.ttft"
+
 
 def violations(history: History, policy: Policy, now: float) -> tuple[Violation, ...]:
     """Return the promises that are broken now; a stream that stalls counts before its gap has ended."""

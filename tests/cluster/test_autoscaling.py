@@ -194,6 +194,22 @@ def test_gaps_over_the_target_ask_for_replicas_once_the_chunk_is_at_its_floor() 
     assert (chunking.target, Code.VIOLATION in codes(chunking)) == (2, True)
 
 
+def test_a_promise_that_no_number_can_keep_holds_no_replica() -> None:
+    policy = Policy(
+        max_replicas=9, downscale_delay_s=30, tiers=(Tier(name="t", level=0, itl_target_ms=50.0),)
+    )
+    state, target = State(), 3
+    for number in range(1, 60):
+        reports = tuple(
+            ReplicaReport(replica=f"r{i}", max_batch=1, step_s=0.08, is_at_floor=True) for i in range(target)
+        )
+        routers = (itl_counters(number, 0.9),)
+        observation = Observation(target=target, running=target, routers=routers, replicas=reports)
+        decision = decide(observation, state, policy, 5.0 * number)
+        state, target = decision.state, decision.target
+    assert target == 1
+
+
 def test_kv_that_is_wanted_for_long_asks_for_replicas() -> None:
     report = ReplicaReport(replica="r0", kv_tokens=1000, kv_wanted_tokens=2500)
     state = State()
