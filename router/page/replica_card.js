@@ -88,7 +88,7 @@ export class ReplicaCard {
 
   #tell(column, numSeats) {
     const { batch, waiting, step, kv, seats } = this.#parts;
-    const isIdle = this.#row.num_running === 0;
+    const isIdle = this.#row.num_running === 0 && this.#frozenEnd === null;
     const busy = isIdle || !column ? this.#row.num_running : column.busy;
     batch.replaceChildren(`${busy}`, small(` of ${numSeats} seats`));
     waiting.textContent = `${column && !isIdle ? column.waiting : this.#row.num_waiting}`;
