@@ -63,7 +63,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     num_used_blocks: int
     overloaded: bool
     left: tuple[Departure, ...] = ()
-    """Those who had lost their seats before the step: preempted or aborted."""
+    """Those who had lost their seats before the step: preempted, aborted, or ended in one not recorded."""
     started: tuple[Rider, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     idle: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ and what happened in them shows in the next record.
 import heapq
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from replicas.api import FinishReason, ReplicaLoad
@@ -65,8 +66,7 @@ class StepRecorder:
         if not 0 <= missed <= len(self._records):
             riders = tuple(self._rider(sequence, seat, now) for sequence, seat in self._seats.items())
             return StepNews(self._cursor - 1, (), riders)
-        records = [self._records[index] for index in range(-missed, 0)]
-        return StepNews(self._cursor - 1, tuple(records))
+        return StepNews(self._cursor - 1, tuple(islice(self._records, len(self._records) - missed, None)))
 
     def note(self, step: Step | None, load: ReplicaLoad, sent_at: float) -> None:
         """Record a step that has just ended; None = none was run, but sequences may have ended.
@@ -82,9 +82,11 @@ class StepRecorder:
     def _note(self, step: Step | None, load: ReplicaLoad, sent_at: float, now: float) -> None:
         running = SequenceStatus.RUNNING
         entries = step.sequences if step is not None else []
-        self._give_up_rows({entry.sequence for entry in entries} if self._rows else set())
         gone = [sequence for sequence in self._seats if sequence.status is not running]
-        left = [sequence for sequence in gone if _left_before_the_step(sequence)]
+        computed = {entry.sequence for entry in entries} if gone or self._rows else set()
+        self._give_up_rows(computed)
+        # Those who ended in a step that was left out have no part in this one, but others their seats.
+        left = [s for s in gone if _left_before_the_step(s) or s not in computed]
         departures = tuple(self._leave(sequence) for sequence in left)
         started = [
             e.sequence for e in entries if e.sequence not in self._seats and e.sequence not in self._rows

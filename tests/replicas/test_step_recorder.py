@@ -77,6 +77,18 @@ def test_a_better_tier_takes_a_seat_and_the_preempted_one_comes_back() -> None:
     assert (back.key, back.num_preemptions, back.num_output_tokens) == (key, 1, 2)
 
 
+def test_a_seat_given_up_in_a_step_left_out_is_taken_again() -> None:
+    watched = line(max_num_seqs=1)
+    watched.engine.add(request(1, 8, max_tokens=2), "a")
+    watched.engine.add(request(2, 8, max_tokens=5), "a")
+    watched.step()
+    watched.engine.step()
+    record = watched.step()
+    assert [(gone.seat, gone.reason) for gone in record.left] == [(0, "length")]
+    assert [rider.seat for rider in record.started] == [0]
+    assert record.finished == ()
+
+
 def test_an_abort_frees_the_seat_although_no_step_follows() -> None:
     watched = line()
     watched.engine.add(request(1, 8, max_tokens=5), "a")
