@@ -143,12 +143,12 @@ def _head_wait(options: argparse.Namespace) -> None:
 
 def _head_apply(options: argparse.Namespace) -> None:
     from cluster.deploy.head import Head, wait_until_running
-    from cluster.deploy.serve_file import read_serve_file
+    from cluster.deploy.serve_file import application_names, read_serve_file
 
     document = read_serve_file(options.app)
     head = Head()
     head.apply(document)
-    names = [application["name"] for application in document["applications"]]
+    names = application_names(document)
     serving = wait_until_running(names, APP_TIMEOUT_S, _say, details=head.details)
     for line in serving.addresses(head.address()):
         _say(line)

@@ -24,6 +24,11 @@ def read_serve_file(path: Path) -> dict[str, Any]:
     return document
 
 
+def application_names(document: dict[str, Any]) -> list[str]:
+    """Return the names that Serve gives the applications of a checked document."""
+    return [application.name for application in ServeDeploySchema.model_validate(document).applications]
+
+
 def check_serve_document(document: dict[str, Any], origin: str) -> None:
     """Raise ConfigError unless Serve takes the document and our builder the arguments in it."""
     try:

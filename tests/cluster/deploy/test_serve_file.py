@@ -45,3 +45,12 @@ def test_other_applications_are_serves_business(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("applications: [{name: a, import_path: 'their.app:build', args: {modle: x}}]\n")
     assert read_serve_file(path)["applications"][0]["name"] == "a"
+
+
+def test_an_application_without_a_name_is_called_as_serve_calls_it() -> None:
+    from cluster.deploy.serve_file import application_names
+
+    document = {
+        "applications": [{"import_path": "x:y", "route_prefix": "/"}, {"name": "b", "import_path": "x:y"}]
+    }
+    assert application_names(document) == ["default", "b"]
