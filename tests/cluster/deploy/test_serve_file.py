@@ -50,7 +50,6 @@ def test_other_applications_are_serves_business(tmp_path: Path) -> None:
 def test_an_application_without_a_name_is_called_as_serve_calls_it() -> None:
     from cluster.deploy.serve_file import application_names
 
-    document = {
-        "applications": [{"import_path": "x:y", "route_prefix": "/"}, {"name": "b", "import_path": "x:y"}]
-    }
+    named = {"name": "b", "route_prefix": "/b", "import_path": "x:y"}
+    document = {"applications": [{"import_path": "x:y"}, named]}
     assert application_names(document) == ["default", "b"]
