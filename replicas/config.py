@@ -48,6 +48,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cuda_graphs: bool = True
     """Replay decodes from recorded graphs (CUDA only); off saves some memory and seconds of start-up."""
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 0
+    """Most tokens guessed per sequence and step from what its own text said before (prompt lookup), CPU only.
+    Answers stay the same; repetitive ones come faster, others cost the wasted rows. 0 = off."""
 
     itl_target_ms: float | None = None
     """Inter-token latency that prefill chunks must not break; None = chunks are bounded by tokens only."""
@@ -81,6 +84,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 0
     itl_target_ms: float | None = None
     tier_itl_target_ms: dict[int, float] = {}
     aging_s: float = 30.0
@@ -127,6 +131,7 @@ def resolve(config: EngineConfig, shape: ModelShape, kv_bytes: int) -> ResolvedC
         block_size=block_size,
         num_blocks=num_blocks,
         enable_prefix_caching=config.enable_prefix_caching,
+        num_speculative_tokens=config.num_speculative_tokens,
         itl_target_ms=config.itl_target_ms,
         tier_itl_target_ms=config.tier_itl_target_ms,
         aging_s=config.aging_s,
@@ -144,6 +149,10 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
+    if config.num_speculative_tokens < 0:
+        raise ConfigError(f"num_speculative_tokens must be at least 0, not {config.num_speculative_tokens}")
+    if config.num_speculative_tokens and config.batching != "continuous":
+        raise ConfigError(f"num_speculative_tokens: not with batching {config.batching}")
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens {config.max_num_batched_tokens} is less than max_num_seqs "

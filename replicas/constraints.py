@@ -9,6 +9,7 @@ memory whatever the grammar says; and it needs no torch, so that a router can ch
 
 from collections import OrderedDict
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,29 @@ class Constraints:
         if new:
             matcher.consume_tokens(new)
             followed.num_output_tokens += len(new)
+        return self._mask_at(matcher)
+
+    def allowed_after(self, sequence: Sequence, drafts: Rows[int]) -> list[NDArray[np.bool_]]:
+        """As `allowed`, then the same after the first draft, the first two, ... as far as they are allowed.
+
+        Leaves the grammar where it was. Raises ConstraintError if it cannot be followed to the last token.
+        """
+        masks = [self.allowed(sequence)]
+        matcher = self._followed[sequence].matcher
+        num_taken = 0
+        try:
+            for token in drafts:
+                if not masks[-1][token] or not matcher.try_consume_tokens([token]):
+                    break
+                num_taken += 1
+                masks.append(self._mask_at(matcher))
+        except ConstraintError:  # only if this guess is right, and then it shows again
+            pass
+        if num_taken and not matcher.rollback(num_taken):
+            del self._followed[sequence]  # to be followed anew, from its first token
+        return masks
+
+    def _mask_at(self, matcher: LLMatcher) -> NDArray[np.bool_]:
         if not matcher.is_error():
             fill_next_token_bitmask(matcher, self._mask)
         if matcher.is_error():

@@ -34,6 +34,10 @@ class EngineCounters:
     computed_tokens: int = 0
     """Tokens that went through the model, recomputation included."""
     output_tokens: int = 0
+    draft_tokens: int = 0
+    """Guesses that were computed; counted among the computed tokens."""
+    accepted_tokens: int = 0
+    """Guesses that were right."""
     finished: int = 0
     aborted: int = 0
     failed: int = 0
@@ -163,8 +167,8 @@ class Engine:
         if not result.errors:
             self.step_time.observe(step.shape, self._last_step_s)
         self._report(step, ended_at)
-        if step.num_tokens > step.num_decodes and self._last_step_s > 0:
-            rate = (step.num_tokens - step.num_decodes) / self._last_step_s
+        if step.num_prefill_tokens and self._last_step_s > 0:
+            rate = step.num_prefill_tokens / self._last_step_s
             old = self._prefill_tokens_per_s or rate
             self._prefill_tokens_per_s = old + PREFILL_RATE_GAIN * (rate - old)
         return outputs
@@ -178,7 +182,7 @@ class Engine:
                 gap_s=None if before_at is None else ended_at - before_at,
                 num_sequences=len(step.sequences),
                 num_decodes=step.num_decodes,
-                num_prompt_tokens=step.num_tokens - step.num_decodes,
+                num_prompt_tokens=step.num_prefill_tokens,
             )
         )
 
@@ -245,6 +249,8 @@ class Engine:
             logprobs=logprobs,
             prompt_logprobs=first.prompt_logprobs
             | {middle + position: entries for position, entries in second.prompt_logprobs.items()},
+            verified=first.verified
+            | {middle + position: entry for position, entry in second.verified.items()},
             errors=first.errors | {middle + position: text for position, text in second.errors.items()},
         )
 
@@ -252,6 +258,8 @@ class Engine:
         counters = self.counters
         counters.steps += 1
         counters.computed_tokens += step.num_tokens
+        counters.draft_tokens += step.num_drafts
+        counters.accepted_tokens += sum(len(entry.token_ids) for entry in result.verified.values())
         failed = len(result.errors)
         self._failed_steps = self._failed_steps + 1 if failed == len(step.sequences) else 0
         counters.failed += failed
@@ -274,4 +282,5 @@ def _part(step: Step, low: int, high: int) -> Step:
         sequences=sequences,
         num_tokens=sum(entry.num_new_tokens for entry in sequences),
         num_decodes=max(0, min(step.num_decodes, high) - low),
+        num_drafts=sum(len(entry.drafts) for entry in sequences),
     )

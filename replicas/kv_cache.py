@@ -102,6 +102,15 @@ class KVCacheManager:
         if missing:
             sequence.block_table += self.pool.allocate(missing)
 
+    def extend_for(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give the sequence blocks for so many tokens if they are free; else False, and nothing given."""
+        missing = self.num_blocks_for(num_tokens) - len(sequence.block_table)
+        if missing > self.num_free_blocks:
+            return False
+        if missing > 0:
+            sequence.block_table += self.pool.allocate(missing)
+        return True
+
     def register_computed(self, sequence: Sequence) -> None:
         """Tell the prefix cache about blocks that have become full and computed."""
         if not self.enable_prefix_caching:

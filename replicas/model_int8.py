@@ -34,6 +34,7 @@ class Int8Linear(nn.Module):
     def __init__(self, inner: nn.Linear, levels: int, team: Team | None = None) -> None:
         super().__init__()
         weight = inner.weight
+        self.in_features: int = inner.in_features
         scales = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / levels
         quantised = torch.round(weight / scales[:, None]).to(torch.int8)
         bias = torch.zeros(len(weight)) if inner.bias is None else inner.bias.clone()
@@ -41,6 +42,11 @@ class Int8Linear(nn.Module):
         self._weight = quantised.t() if team is None else torch.from_numpy(pack(quantised.numpy()))
         self._columns = (scales, quantised.sum(dim=1, dtype=torch.int32), bias)
         self._addresses = [tensor.data_ptr() for tensor in (self._weight, *self._columns)]
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a product reads of it."""
+        return sum(tensor.nbytes for tensor in (self._weight, *self._columns))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()

@@ -40,7 +40,7 @@ class PackedStep:
 
     token_ids: LongArray  # [rows]; padding is token 0
     positions: LongArray  # [rows]; within the sequence; padding is 0
-    sample_rows: LongArray  # [num_samples]; rows whose successor is sampled, in order of the sequences
+    sample_rows: LongArray  # [num_samples]; rows whose successor is sampled, in order of the positions
     batch: AttentionBatch
 
 
@@ -65,11 +65,11 @@ def pack(sequences: Sequence[ScheduledSequence], block_size: int, min_rows: int)
     tables = _block_tables(sequences, -(-ends // block_size))
     row_block, offset = np.divmod(positions[:num_rows], block_size)
     slots = tables[np.repeat(np.arange(len(sequences)), lengths), row_block] * block_size + offset
-    samples = np.array([entry.samples for entry in sequences], dtype=bool)
+    samples = np.array([1 + len(entry.drafts) if entry.samples else 0 for entry in sequences], dtype=np.int64)
     return PackedStep(
         token_ids=token_ids,
         positions=positions,
-        sample_rows=query_start_loc[1:][samples] - 1,
+        sample_rows=_last_rows(query_start_loc[1:], samples),
         batch=AttentionBatch(
             query_start_loc=query_start_loc.astype(np.int32),
             seq_lens=ends.astype(np.int32),
@@ -77,6 +77,12 @@ def pack(sequences: Sequence[ScheduledSequence], block_size: int, min_rows: int)
             slot_mapping=slots.astype(np.int32),
         ),
     )
+
+
+def _last_rows(ends: LongArray, counts: LongArray) -> LongArray:
+    """Return the last counts[i] rows before each ends[i]."""
+    behind = np.cumsum(counts)
+    return np.arange(behind[-1] if len(behind) else 0) + np.repeat(ends - behind, counts)
 
 
 def _gather_tokens(sequences: Sequence[ScheduledSequence]) -> list[int]:
@@ -87,7 +93,9 @@ def _gather_tokens(sequences: Sequence[ScheduledSequence]) -> list[int]:
             # Launched ahead of the step that samples it, a sequence's last token is not known yet.
             tokens.append(ids[entry.start] if entry.start < len(ids) else 0)
         else:
-            tokens.extend(entry.sequence.token_ids[entry.start : entry.start + entry.num_new_tokens])
+            end = entry.start + entry.num_new_tokens - len(entry.drafts)
+            tokens.extend(entry.sequence.token_ids[entry.start : end])
+            tokens.extend(entry.drafts)
     return tokens
 
 

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from replicas.api import SamplingParams, TokenLogprobs
 from replicas.attention.base import AttentionBackend
 from replicas.errors import ConstraintError
 from replicas.model import LoadedModel
 from replicas.packing import LongArray, PackedStep, pack
+from replicas.runner_drafts import judge, sampled_positions
 from replicas.sampling import Masks, Sampled, sample, token_logprobs
-from replicas.sequence import Sequence
 from replicas.step import ScheduledSequence, Step, StepResult
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class TorchRunner:
         self._row_floor = row_floor
 
     @property
+    def module(self) -> nn.Module:
+        """The model as it runs."""
+        return self._model.module
+
+    @property
     def backend(self) -> AttentionBackend:
         return self._backend
 
@@ -57,28 +63,35 @@ class TorchRunner:
         entries = step.sequences
         packed = pack(entries, self._block_size, self._row_floor)
         errors = self._replace_foreign_tokens(packed)
-        sampling = [i for i, entry in enumerate(entries) if entry.samples]
-        asked = prompt_rows(entries, packed)
-        logits = self._forward(packed, asked)
-        rows = [entries[i].sequence for i in sampling]
-        masks, astray = self._masks(rows)
-        sampled = sample(logits[: len(sampling)], rows, masks)
-        errors |= {sampling[i]: message for i, message in astray.items()}
-        return step_result(entries, sampled, errors, logits[len(sampling) :])
+        logits = self._forward(packed, prompt_rows(entries, packed))
+        masks, astray = self._masks(entries)
+        num_rows = len(packed.sample_rows)
+        judged = judge(entries, sample(logits[:num_rows], sampled_positions(entries), masks))
+        result = step_result(entries, judged.sampled, errors | astray, logits[num_rows:])
+        result.verified = {i: entry for i, entry in judged.verified.items() if i not in result.errors}
+        return result
 
-    def _masks(self, sequences: Rows[Sequence]) -> tuple[Masks, dict[int, str]]:
-        """Return the tokens that grammars allow, and the errors of rows whose grammar cannot be followed."""
-        masks, errors = {}, {}
-        for i, sequence in enumerate(sequences):
-            if sequence.sampling.grammar:
-                if self._constraints is None:
-                    errors[i] = "grammars cannot be followed here"
-                    continue
+    def _masks(self, entries: Rows[ScheduledSequence]) -> tuple[Masks, dict[int, str]]:
+        """Return the tokens that grammars allow, by sampled row, and the errors of entries whose grammar
+        cannot be followed."""
+        masks: dict[int, NDArray[np.bool_]] = {}
+        errors: dict[int, str] = {}
+        row = 0
+        for i, entry in enumerate(entries):
+            if not entry.samples:
+                continue
+            if entry.sequence.sampling.grammar:
                 try:
-                    masks[i] = self._constraints.allowed(sequence)
+                    masks |= dict(enumerate(self._allowed(entry), row))
                 except ConstraintError as error:
                     errors[i] = str(error)
+            row += 1 + len(entry.drafts)
         return masks, errors
+
+    def _allowed(self, entry: ScheduledSequence) -> list[NDArray[np.bool_]]:
+        if self._constraints is None:
+            raise ConstraintError("grammars cannot be followed here")
+        return self._constraints.allowed_after(entry.sequence, entry.drafts)
 
     def logits(self, entries: Rows[ScheduledSequence]) -> Tensor:
         """Compute the scheduled tokens; return [entries that sample, vocab_size] float32."""

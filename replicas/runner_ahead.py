@@ -86,8 +86,8 @@ class AheadRunner(TorchRunner, Launcher):
         errors = self._replace_foreign_tokens(packed)
         sampling = [i for i, entry in enumerate(entries) if entry.samples]
         sequences = [entries[i].sequence for i in sampling]
-        masks, astray = self._masks(sequences)
-        errors |= {sampling[i]: message for i, message in astray.items()}
+        masks, astray = self._masks(entries)
+        errors |= astray
         with torch.inference_mode():
             logits = self._launch_forward(entries, packed, previous)
             num_tokens = [entries[i].start + entries[i].num_new_tokens for i in sampling]

@@ -19,11 +19,12 @@ from typing import Final
 
 from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TokenDelta
 from replicas.config import ResolvedConfig
+from replicas.drafts import Drafter
 from replicas.kv_cache import KVCacheManager, PrefixMatch
 from replicas.look_ahead import decodes_after
 from replicas.prefill_budget import PrefillBudget
 from replicas.sequence import Sequence, SequenceStatus
-from replicas.step import ScheduledSequence, Step, StepResult
+from replicas.step import ScheduledSequence, Step, StepResult, Verified
 from replicas.step_time import StepShape, StepTimeModel
 from replicas.tier_loads import tier_loads
 from replicas.waiting import WaitingQueue, effective_tier
@@ -60,6 +61,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._eos_token_ids = eos_token_ids
         self._step_time = step_time
+        self._drafter = Drafter(config.num_speculative_tokens)
         self._waiting = WaitingQueue(config.aging_s)
         self._running: list[Sequence] = []
         self._requests: dict[tuple[str, int], list[Sequence]] = {}
@@ -137,6 +139,8 @@ class Scheduler:
             self._schedule_prefill(sequence, step, budget)
         self._start_waiting(step, budget, now)
         self._overloaded = step.overloaded = budget.at_floor
+        if self.config.num_speculative_tokens:
+            self._drafter.add_drafts(step, budget, self.cache)
         return step
 
     def look_ahead(self, step: Step) -> Step | None:
@@ -180,7 +184,9 @@ class Scheduler:
                 continue  # a finished row that static batching still computes
             error = result.errors.get(position) if result.errors else None
             if error is None:
-                computed = sequence.num_computed_tokens = entry.start + entry.num_new_tokens
+                # Without the drafts: those that were right are counted as they are appended.
+                computed = entry.start + entry.num_new_tokens - len(entry.drafts)
+                sequence.num_computed_tokens = computed
                 if computed // block_size > sequence.num_registered_blocks:
                     self.cache.register_computed(sequence)
                 if self._siblings and computed >= sequence.num_prompt_tokens:
@@ -192,6 +198,8 @@ class Scheduler:
                 delta = self._append(sequence, token)
                 if result.logprobs is not None and (logprobs := result.logprobs[position]) is not None:
                     delta.logprobs = [logprobs]
+                if entry.drafts:
+                    self._append_verified(sequence, delta, entry, result.verified.get(position))
             else:
                 delta = TokenDelta(sequence.request.request_id, sequence.request.attempt, sequence.index, [])
                 delta.finish_reason, delta.error = FinishReason.ERROR, error
@@ -383,17 +391,30 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token: int) -> TokenDelta:
         request = sequence.request
-        sequence.token_ids.append(token)
-        delta = TokenDelta(request.request_id, request.attempt, sequence.index, [token])
-        if token in sequence.stop_ids:
-            delta.finish_reason, delta.stop_token_id = FinishReason.STOP, token
-        elif len(sequence.token_ids) >= sequence.max_num_tokens:
-            delta.finish_reason = FinishReason.LENGTH
+        delta = TokenDelta(request.request_id, request.attempt, sequence.index, [])
+        _extend(delta, sequence, token)
         if not sequence.started:
             sequence.started = True
             delta.num_cached_tokens = sequence.num_cached_tokens
             delta.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
         return delta
+
+    def _append_verified(
+        self, sequence: Sequence, delta: TokenDelta, entry: ScheduledSequence, verified: Verified | None
+    ) -> None:
+        """Append the tokens that followed right guesses, up to the sequence's end."""
+        token_ids = verified.token_ids if verified is not None else []
+        self._drafter.learn(sequence, len(entry.drafts), len(token_ids))
+        for i, token in enumerate(token_ids):
+            if delta.finish_reason is not None:
+                break
+            # The guess before it is the sequence's last token now, and was computed in this step.
+            sequence.num_computed_tokens += 1
+            if sequence.num_computed_tokens // self.config.block_size > sequence.num_registered_blocks:
+                self.cache.register_computed(sequence)
+            _extend(delta, sequence, token)
+            if verified is not None and verified.logprobs is not None and delta.logprobs is not None:
+                delta.logprobs.append(verified.logprobs[i])
 
     def _release_siblings(self, leader: Sequence, now: float) -> None:
         for sibling in self._siblings.pop(leader.seq_id, ()):
@@ -424,3 +445,13 @@ class Scheduler:
             if sequence.status is SequenceStatus.FINISHED:
                 self.cache.release(sequence)
         self._running = alive
+
+
+def _extend(delta: TokenDelta, sequence: Sequence, token: int) -> None:
+    """Append a sampled token, and see whether the sequence ends with it."""
+    sequence.token_ids.append(token)
+    delta.token_ids.append(token)
+    if token in sequence.stop_ids:
+        delta.finish_reason, delta.stop_token_id = FinishReason.STOP, token
+    elif len(sequence.token_ids) >= sequence.max_num_tokens:
+        delta.finish_reason = FinishReason.LENGTH

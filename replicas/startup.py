@@ -69,6 +69,8 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
     set_num_threads(num_threads)
     files = locate(config.model, progress)
     device = choose_device(config)
+    if config.num_speculative_tokens and device.type != "cpu":
+        raise ConfigError(f"num_speculative_tokens: on CPU only, not on {device.type}")
     if device.type == "cpu":
         _check_memory(files)
     model = load_model(files, device, choose_dtype(config, device), progress)

@@ -1,6 +1,6 @@
 """Step: what the scheduler asks of a runner, and what comes back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -17,8 +17,9 @@ memory and in the head's time."""
 class ScheduledSequence(msgspec.Struct, gc=False):
     """A slice of one sequence's tokens to be computed in this step.
 
-    Positions `start .. start + num_new_tokens - 1` of `sequence.token_ids` are computed; their K and V
-    go to the slots that `sequence.block_table` gives them. Blocks for all of them are allocated.
+    Positions `start .. start + num_new_tokens - 1` of `sequence.token_ids`, with `drafts` behind them, are
+    computed; their K and V go to the slots that `sequence.block_table` gives them. Blocks for all of them are
+    allocated.
     A Struct, not a dataclass: one is made per sequence and step, and this is three times cheaper.
     """
 
@@ -27,6 +28,9 @@ class ScheduledSequence(msgspec.Struct, gc=False):
     num_new_tokens: int
     samples: bool
     """The last new token is the last known one: sample its successor. False inside a prompt."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows `sequence.token_ids`: their successors are sampled as well, each under the
+    condition that the guesses before it are right."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,13 +42,20 @@ class Step:
     num_tokens: int
     """Sum of num_new_tokens."""
     num_decodes: int
-    """Leading entries of `sequences` that compute exactly one token and sample."""
+    """Leading entries of `sequences` that compute exactly one known token and sample."""
+    num_drafts: int = 0
+    """Guessed tokens among `num_tokens`; only decodes have any."""
     shape: StepShape = field(default_factory=StepShape)
     """What the step's duration depends on."""
     prompt_rows_left: int = MAX_PROMPT_ROWS
     """How many more positions may report the logprobs of prompt tokens."""
     overloaded: bool = False
     """The prefill chunk was at its floor: the ITL budget cannot be kept."""
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prompts, and of sequences that were preempted."""
+        return self.num_tokens - self.num_decodes - self.num_drafts
 
     def within_prompt_rows(self, sequence: Sequence) -> int:
         """How many of its uncomputed tokens fit in without reporting too many prompt logprobs; maybe 0."""
@@ -58,6 +69,15 @@ class Step:
         self.num_tokens += num_new_tokens
         self.prompt_rows_left -= len(sequence.prompt_rows(start, num_new_tokens))
         self.shape = self.shape.with_prefill(num_new_tokens, start, samples)
+
+    def add_drafts(self, position: int, drafts: tuple[int, ...]) -> None:
+        """Have a decode compute `drafts` too."""
+        entry = self.sequences[position]
+        entry.drafts = drafts
+        entry.num_new_tokens += len(drafts)
+        self.num_tokens += len(drafts)
+        self.num_drafts += len(drafts)
+        self.shape = replace(self.shape, num_new_tokens=self.shape.num_new_tokens + len(drafts))
 
     def discard(self, sequence: Sequence) -> int:
         """Take a sequence out of a step under construction. Returns the tokens it had been given."""
@@ -75,6 +95,15 @@ class Step:
         return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a sequence sampled after its first token of a step: one token per right guess."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """Parallel to `token_ids`; None when not asked for."""
+
+
 @dataclass(slots=True, kw_only=True)
 class StepResult:
     """What a runner made of a step. Lists are parallel to `step.sequences`."""
@@ -85,6 +114,8 @@ class StepResult:
     """None when no sequence of the step asked for logprobs."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Position in `step.sequences` -> one entry for each of its `Sequence.prompt_rows` in this step."""
+    verified: dict[int, Verified] = field(default_factory=dict)
+    """Position in `step.sequences` -> the tokens after the first, where a guess was right."""
     errors: dict[int, str] = field(default_factory=dict)
     """Position in `step.sequences` -> one line: this sequence failed, the others are good."""
 

@@ -1,5 +1,6 @@
 """A runner without a model: its tokens depend on the sequence alone, and it watches the KV cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replicas.api import FinishReason, GenerateRequest, SamplingParams
@@ -7,7 +8,7 @@ from replicas.config import ResolvedConfig
 from replicas.engine import Engine
 from replicas.scheduler import Outputs
 from replicas.sequence import Sequence
-from replicas.step import Step, StepResult
+from replicas.step import ScheduledSequence, Step, StepResult, Verified
 
 VOCAB_SIZE = 1000
 EOS = 0
@@ -34,6 +35,8 @@ class FakeRunner:
     steps: list[Step] = field(default_factory=list)
     fail_on: set[int] = field(default_factory=set)
     """Raise when a sequence of these request ids is in the step."""
+    model: Callable[[list[int], int], int] = expected_token
+    """Tokens so far and output index -> the next token."""
 
     def execute(self, step: Step) -> StepResult:
         self.steps.append(step)
@@ -41,18 +44,32 @@ class FakeRunner:
             if entry.sequence.request.request_id in self.fail_on:
                 raise RuntimeError(f"cannot run request {entry.sequence.request.request_id}")
         for entry in step.sequences:
+            token_ids = [*entry.sequence.token_ids, *entry.drafts]
             for position in range(entry.start, entry.start + entry.num_new_tokens):
-                self.slots[self._slot(entry.sequence, position)] = entry.sequence.token_ids[position]
-        tokens: list[int | None] = []
-        for entry in step.sequences:
-            end = entry.start + entry.num_new_tokens
-            for position in range(end):
+                self.slots[self._slot(entry.sequence, position)] = token_ids[position]
+        result = StepResult(token_ids=[])
+        for i, entry in enumerate(step.sequences):
+            token_ids = [*entry.sequence.token_ids, *entry.drafts]
+            for position in range(entry.start + entry.num_new_tokens):
                 found = self.slots.get(self._slot(entry.sequence, position))
-                wanted = entry.sequence.token_ids[position]
+                wanted = token_ids[position]
                 assert found == wanted, f"position {position}: {found} in the cache, {wanted} in the sequence"
-            token = expected_token(entry.sequence.token_ids, entry.sequence.index)
-            tokens.append(token if entry.samples else None)
-        return StepResult(token_ids=tokens)
+            said = self._say(entry)
+            result.token_ids.append(said[0] if entry.samples else None)
+            if said[1:]:
+                result.verified[i] = Verified(token_ids=said[1:])
+        return result
+
+    def _say(self, entry: ScheduledSequence) -> list[int]:
+        """What the model says after the sequence, and after each of its drafts that are right."""
+        token_ids = list(entry.sequence.token_ids)
+        said = [self.model(token_ids, entry.sequence.index)]
+        for draft in entry.drafts:
+            if said[-1] != draft:
+                break
+            token_ids.append(draft)
+            said.append(self.model(token_ids, entry.sequence.index))
+        return said
 
     def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
         size = self.config.block_size

@@ -1,0 +1,126 @@
+"""What memory allows: how long it takes to read a model's weights once, beside what its products take."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+from replicas.attention.base import KVPoolSpec
+from replicas.attention.numba_cpu import NumbaAttention
+from replicas.config import Quantization, ResolvedConfig
+from replicas.model import build_random_model
+from replicas.model_adapt import adapt
+from replicas.model_int8 import Int8Linear
+from replicas.progress import Progress
+from replicas.runner import TorchRunner
+
+_READ_BYTES: Final = 512 << 20
+"""Far more than caches hold."""
+_REPEATS: Final = 7
+_MAX_MODEL_LEN: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Times are medians, for one row of one step."""
+
+    weight_bytes: int
+    """Of all linear layers, as the products read them."""
+    read_bytes_per_s: float
+    products_s: float
+    """All linear layers, one after the other, nothing between them."""
+
+    @property
+    def seconds(self) -> float:
+        return self.weight_bytes / self.read_bytes_per_s
+
+
+def measure_floor(module: nn.Module) -> Floor:
+    """Measure on this thread's number of torch threads; a second for a large model."""
+    layers = [layer for layer in module.modules() if isinstance(layer, Int8Linear | nn.Linear)]
+    inputs = [torch.randn(1, layer.in_features) for layer in layers]
+
+    def multiply() -> None:
+        for layer, x in zip(layers, inputs, strict=True):
+            layer(x)
+
+    cells = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+    with torch.inference_mode():
+        return Floor(
+            weight_bytes=sum(
+                layer.weight_bytes if isinstance(layer, Int8Linear) else layer.weight.nbytes
+                for layer in layers
+            ),
+            read_bytes_per_s=_READ_BYTES / _median_s(cells.sum),
+            products_s=_median_s(multiply),
+        )
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    call()
+    times = []
+    for _ in range(_REPEATS):
+        started_at = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started_at)
+    return statistics.median(times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomRunner:
+    """A runner over random weights, and the sizes it runs with."""
+
+    runner: TorchRunner
+    resolved: ResolvedConfig
+    vocab_size: int
+
+
+def llama_1b() -> LlamaConfig:
+    """The shape of Llama 3.2 1B: 1.24e9 parameters."""
+    return LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=_MAX_MODEL_LEN,
+        tie_word_embeddings=True,
+    )
+
+
+def random_runner(config: LlamaConfig, quantization: Quantization, progress: Progress) -> RandomRunner:
+    """Build a model on CPU, as the engine would load it; some 10 GB at the peak for llama_1b."""
+    progress("drawing random weights", None)
+    model = build_random_model(config, torch.device("cpu"), torch.float32)
+    adapted = adapt(model, quantization, "exact", Path(), _MAX_MODEL_LEN, progress)
+    resolved = ResolvedConfig(
+        max_model_len=_MAX_MODEL_LEN,
+        max_num_seqs=1,
+        max_num_batched_tokens=_MAX_MODEL_LEN,
+        block_size=NumbaAttention.preferred_block_size,
+        num_blocks=_MAX_MODEL_LEN // NumbaAttention.preferred_block_size,
+    )
+    spec = KVPoolSpec(
+        needs=model.needs,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        dtype=model.dtype,
+        device=model.device,
+        num_threads=torch.get_num_threads(),
+    )
+    runner = TorchRunner(
+        model,
+        NumbaAttention(spec),
+        None,
+        block_size=resolved.block_size,
+        row_floor=adapted.row_floor,
+    )
+    return RandomRunner(runner=runner, resolved=resolved, vocab_size=model.vocab_size)
