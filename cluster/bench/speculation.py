@@ -16,10 +16,17 @@ from replicas.startup import OpenedRunner, open_runner
 NAME = "speculation"
 HELP = "tokens/s with and without prompt lookup, on repetitive and on other text"
 
-_REPETITIVE = "".join(
-    f"Train {n} to {town} leaves from platform {n % 5}.\n"
-    for n, town in enumerate(["Basel", "Lyon", "Turin", "Vienna", "Ghent"] * 4)
+_TIMETABLE = "".join(
+    f"The train to {town} leaves at {hour}:{minute} from platform {platform}.\n"
+    for town, hour, minute, platform in [
+        ("Basel", 9, 14, 3),
+        ("Lyon", 10, 27, 5),
+        ("Turin", 11, 48, 2),
+        ("Vienna", 12, 33, 7),
+        ("Ghent", 14, 52, 4),
+    ]
 )
+_REPETITIVE = 3 * _TIMETABLE
 _OTHER = "Write a short story about a lighthouse keeper who finds a letter from his own future."
 
 
