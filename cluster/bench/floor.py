@@ -40,10 +40,11 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     opened.engine.scheduler.cache.pool.forget_all()
     measured = drive(opened.engine, [fixed_length_request(0, prompt, _OUTPUT_TOKENS)], 1)
     floor = measure_floor(opened.runner.module)
-    step_s = statistics.median(measured.itl_ms) / 1e3
+    step_s = min(measured.itl_ms) / 1e3
     return {
         "ratio": step_s / floor.seconds,
         "step_ms": step_s * 1e3,
+        "step_ms_p50": statistics.median(measured.itl_ms),
         "floor_ms": floor.seconds * 1e3,
         "products_ms": floor.products_s * 1e3,
         "overhead_ms": (step_s - floor.products_s) * 1e3,

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicas.api import FinishReason, SamplingParams
@@ -94,6 +94,7 @@ def answers(num_drafts: int, seed: int, **changes: object) -> tuple[object, Fake
     return (seen.tokens, seen.finished), runner
 
 
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), num_drafts=st.sampled_from([1, 3, 8]), budget=st.sampled_from([4, 9, 64]))
 def test_drafts_change_no_answer(seed: int, num_drafts: int, budget: int) -> None:
     """Under preemption, shared prompts, stop tokens and small budgets; the fake checks every KV slot."""
