@@ -3,7 +3,7 @@ from types import ModuleType
 
 import pytest
 
-from cluster.bench import kv, metrics, router, scheduler
+from cluster.bench import kv, metrics, router, scheduler, watch
 
 
 def run(module: ModuleType, *arguments: str) -> dict[str, object]:
@@ -51,3 +51,15 @@ def test_metrics_bench_reports_cost_per_step_and_token() -> None:
         assert value > 0
     assert isinstance(report["router_series"], int)
     assert report["router_series"] > 600
+
+
+def test_watch_bench_records_steps_for_the_pages_alone() -> None:
+    report = run(watch, "--seqs", "4", "--steps", "100", "--pages", "2")
+    for key in ("cost_fraction", "cost_fraction_unwatched", "record_us_p50"):
+        value = report[key]
+        assert isinstance(value, float)
+        assert value > 0
+    assert isinstance(recorded := report["recorded_fraction"], float)
+    assert 0 < recorded <= 1
+    assert isinstance(size := report["bytes_per_step"], float)
+    assert size > 0
