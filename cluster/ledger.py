@@ -13,8 +13,7 @@ from cluster.config import AccessConfig
 from cluster.metrics.catalogue import Sample
 from cluster.metrics.ledger import ledger_samples
 from replicas.errors import ConfigError
-from router.ledger import Ledger
-from router.quota_messages import CatalogueQuery, Exchange, Hello, decode_request, encode
+from router.ledger import Ledger, answer
 from router.tenants import Tier
 
 WATCH_S: Final = 1.0
@@ -36,14 +35,7 @@ class LedgerShell:
 
     async def answer(self, message: bytes) -> bytes:
         """Take an encoded Request of router/quota_messages.py, return the encoded answer."""
-        request = decode_request(message)
-        match request:
-            case CatalogueQuery():
-                return encode(self._catalogue)
-            case Hello():
-                return encode(self._ledger.hello(request, time.monotonic()))
-            case Exchange():
-                return encode(self._ledger.exchange(request, time.monotonic()))
+        return answer(self._ledger, self._catalogue, message, time.monotonic())
 
     def samples(self) -> Iterator[Sample]:
         """Read the figures for Prometheus."""

@@ -13,37 +13,21 @@ Sources: iteration-level scheduling (Orca, OSDI'22), paged blocks and recompute 
 prefill (Sarathi-Serve, OSDI'24); the chunk is bounded by predicted time instead of a token count.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
-
 from replicas.api import FinishReason, GenerateRequest, ReplicaLoad, TokenDelta
 from replicas.config import ResolvedConfig
 from replicas.drafts import Drafter
 from replicas.kv_cache import KVCacheManager, PrefixMatch
 from replicas.look_ahead import decodes_after
 from replicas.prefill_budget import PrefillBudget
+from replicas.room import RoomFinder, by_rank
 from replicas.sequence import Sequence, SequenceStatus
 from replicas.step import ScheduledSequence, Step, StepResult, Verified
 from replicas.step_time import StepShape, StepTimeModel
 from replicas.tier_loads import tier_loads
-from replicas.waiting import WaitingQueue, effective_tier
-
-HEADROOM_TOKENS: Final = 8
-"""A sequence starts only if every running one can still grow by this many tokens: otherwise it would
-be preempted again at once."""
+from replicas.waiting import WaitingQueue
 
 Outputs = dict[str, list[TokenDelta]]
 """Deltas by owner."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Whether a waiting sequence can start now, and whom it must push out for that."""
-
-    has_seat: bool
-    has_blocks: bool
-    victims: list[Sequence]
 
 
 class Scheduler:
@@ -59,6 +43,7 @@ class Scheduler:
         self.config = config
         self.cache = KVCacheManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
         self.num_preemptions = 0
+        self._room = RoomFinder(config, self.cache)
         self._eos_token_ids = eos_token_ids
         self._step_time = step_time
         self._drafter = Drafter(config.num_speculative_tokens)
@@ -135,7 +120,7 @@ class Scheduler:
         self._step_number += 1
         prefills = self._schedule_decodes(step, now)
         budget = PrefillBudget(self.config, self._step_time, step)
-        for sequence in self._by_rank(prefills, now):
+        for sequence in by_rank(prefills, now, self.config.aging_s):
             self._schedule_prefill(sequence, step, budget)
         self._start_waiting(step, budget, now)
         self._overloaded = step.overloaded = budget.at_floor
@@ -171,7 +156,7 @@ class Scheduler:
         if len(self._running) < self.config.max_num_seqs:
             return True
         best = min(self._waiting.tiers)
-        return self._may_preempt and max(sequence.tier for sequence in self._running) > best
+        return self.config.takes_seats and max(sequence.tier for sequence in self._running) > best
 
     def update(self, step: Step, result: StepResult, now: float) -> Outputs:
         """Take over a step's tokens: advance, finish, free. Returns the deltas of each owner."""
@@ -266,7 +251,7 @@ class Scheduler:
             and sequence.status is SequenceStatus.RUNNING
         ]
         while len(growing) > self.cache.num_free_blocks:
-            victim = self._by_rank(self._running, now)[-1]
+            victim = by_rank(self._running, now, self.config.aging_s)[-1]
             self._preempt(victim, now)
             growing = [sequence for sequence in growing if sequence is not victim]
         for sequence in growing:
@@ -291,7 +276,7 @@ class Scheduler:
             match = self.cache.match_prefix(sequence)
             if not is_static and not budget.could_take(sequence.num_tokens - match.num_tokens):
                 return
-            room = self._find_room(sequence, match, now)
+            room = self._room.find(sequence, match, self._running, now)
             if not room.has_seat:
                 # A better tier behind it may still push somebody out.
                 blocked_tiers.add(sequence.tier)
@@ -312,47 +297,7 @@ class Scheduler:
             sequence.num_cached_tokens = min(match.num_tokens, sequence.num_prompt_tokens)
         self._running.append(sequence)
 
-    # Room and preemption
-
-    def _by_rank(self, sequences: Iterable[Sequence], now: float) -> list[Sequence]:
-        """Best first: (effective tier, arrival). Finished rows of a static batch come last."""
-        aging_s = self.config.aging_s
-        return sorted(sequences, key=lambda s: (effective_tier(s, now, aging_s), s.arrival_at, s.seq_id))
-
-    def _find_room(self, sequence: Sequence, match: PrefixMatch, now: float) -> Room:
-        """Look for a seat and blocks, free ones first, then those of outranked running sequences.
-
-        A victim is outranked by the newcomer's own tier, not by its aged one: age moves a sequence up
-        in the queue and shields it once it runs, but only a better tier takes a seat from somebody.
-        """
-        has_seat = len(self._running) < self.config.max_num_seqs
-        available = self.cache.num_free_blocks
-        has_blocks = available >= self._num_blocks_missing(sequence, match, self._running)
-        if (has_seat and has_blocks) or not self._may_preempt:
-            return Room(has_seat=has_seat, has_blocks=has_blocks, victims=[])
-        others = self._by_rank(self._running, now)
-        victims: list[Sequence] = []
-        matched = set(match.block_ids)
-        while others and effective_tier(others[-1], now, self.config.aging_s) > sequence.tier:
-            victims.append(others.pop())
-            available += self.cache.num_sole_blocks(victims[-1], except_for=matched)
-            if available >= self._num_blocks_missing(sequence, match, others):
-                return Room(has_seat=True, has_blocks=True, victims=victims)
-        return Room(has_seat=has_seat or bool(victims), has_blocks=False, victims=[])
-
-    @property
-    def _may_preempt(self) -> bool:
-        return self.config.takes_seats
-
-    def _num_blocks_missing(self, sequence: Sequence, match: PrefixMatch, others: list[Sequence]) -> int:
-        """Free blocks that must exist before `sequence` starts beside `others`."""
-        if self.config.preemption:
-            headroom = len(others) * HEADROOM_TOKENS // self.config.block_size
-            return headroom + self.cache.num_blocks_missing(match, sequence.num_tokens)
-        reserved = sum(
-            self.cache.num_blocks_for(other.max_num_tokens) - len(other.block_table) for other in others
-        )
-        return reserved + self.cache.num_blocks_missing(match, sequence.max_num_tokens)
+    # Preemption
 
     def _preempt(self, victim: Sequence, now: float) -> None:
         """Take seat and blocks; what it computed is recomputed later, mostly from the prefix cache."""

@@ -9,11 +9,13 @@ from typing import IO, Final, Literal
 
 import msgspec
 
+from router.errors import SLOW_CLIENT
+
 QUEUE_LINES: Final = 10_000
 MAX_LINES_AT_ONCE: Final = 100
 _log: Final = logging.getLogger(__name__)
 
-Outcome = Literal["ok", "refused", "failed", "client_gone"]
+Outcome = Literal["ok", "refused", "failed", "client_gone", "slow_client"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class AccessRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    queue_wait_s: float | None = None
+    """In this router, until all its prompts were sent to replicas."""
     code: str | None = None
     """Of the error object, if it ended in one."""
     failed: bool = False
@@ -59,6 +63,8 @@ class AccessLine(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    queue_wait_ms: float | None
+    """In the router, until a replica was chosen; None when it never was."""
     first_byte_ms: float | None
     """From the last byte of the header to the status line: the time to the first token of a stream."""
     duration_ms: float
@@ -94,12 +100,19 @@ def access_line(
         prompt_tokens=record.prompt_tokens,
         cached_tokens=record.cached_tokens,
         completion_tokens=record.completion_tokens,
-        first_byte_ms=None if first_byte_s is None else round(first_byte_s * 1000, 1),
+        queue_wait_ms=_milliseconds(record.queue_wait_s),
+        first_byte_ms=_milliseconds(first_byte_s),
         duration_ms=round(duration_s * 1000, 1),
     )
 
 
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
 def _outcome(record: AccessRecord, status: int | None, client_gone: bool) -> Outcome:
+    if record.code == SLOW_CLIENT:
+        return "slow_client"
     if client_gone:
         return "client_gone"
     if record.failed or status is None or status == 500:

@@ -6,7 +6,7 @@ counts is the wait before its own work begins: its own prompt takes as long as i
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -20,10 +20,13 @@ EXPLORATION: Final = 0.01
 """Share of the requests that is admitted against the prediction, so that a wrong one is found out."""
 MIN_SHARE: Final = 0.05
 """Of the seats that become free, what the prediction lets a tier have at least: aging lets it through."""
+LATE: Final = 2.0
+"""A wait that was predicted to be within the target, and became so many times the target after all, is as
+wrong as predictions are: the seat goes to a request that still comes in time."""
 MAX_RETRY_AFTER_S: Final = 60
 SPREAD: Final = (0.8, 1.3)
 """Retry-After is drawn from this range around the computed time: equal times make a wave of retries."""
-RATE_WINDOW_S: Final = 10.0
+RATE_WINDOW_S: Final = 30.0
 DEFAULT_QUEUE: Final = 1000
 DEFAULT_TTL_S: Final = 120.0
 
@@ -80,7 +83,7 @@ class Ahead:
     """What stands between a new request and its start."""
 
     num_outputs: int
-    """Outputs that wait in this router, of its tier and better ones."""
+    """Outputs in this router that go before it: of better tiers, and of its own as fairness has it."""
     num_better: int
     """Of those, the ones of better tiers."""
     num_sent: float
@@ -121,11 +124,13 @@ class Admission:
         max_queue = DEFAULT_QUEUE if settings is None else settings.max_queue
         loads = tuple(loads)
         own_s = _own_prompt_s(loads, ahead.num_prompt_tokens)
+        if ahead.has_seat:
+            wait_s: float | None = _prompts_ahead_s(loads, tier)
+        else:
+            wait_s = self.predict_wait_s(tier, ahead, loads, now)
         if ahead.has_room:
             # A free seat serves it whatever the books say.
-            ahead_s = min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
-            return Admit(predicted_wait_s=0.0, predicted_ttft_s=_sum(ahead_s, own_s), queue_ttl_s=ttl_s)
-        wait_s = 0.0 if ahead.has_seat else self.predict_wait_s(tier, ahead, loads, now)
+            return Admit(predicted_wait_s=wait_s, predicted_ttft_s=_sum(wait_s, own_s), queue_ttl_s=ttl_s)
         if not loads:
             wait_s = None  # the rates of replicas that are gone tell nothing of the one that is asked for
         if ahead.num_requests >= max_queue:
@@ -140,6 +145,13 @@ class Admission:
             return self._reject(tier, "predicted_wait", message, wait_s, limit_s)
         return Admit(predicted_wait_s=wait_s, predicted_ttft_s=_sum(wait_s, own_s), queue_ttl_s=ttl_s)
 
+    def comes_too_late(self, tier: int, waited_s: float, loads: Iterable[ReplicaLoad]) -> bool:
+        """Predict again for a request that may start now: is it beyond LATE times its tier's target?"""
+        settings = self._tiers.get(tier)
+        if settings is None or settings.ttft_target_ms is None:
+            return False
+        return waited_s + _prompts_ahead_s(tuple(loads), tier) > LATE * settings.ttft_target_ms / 1e3
+
     def expired(self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float) -> Reject:
         """Refuse a request that has waited as long as it may."""
         wait_s = self.predict_wait_s(tier, ahead, loads, now)
@@ -149,7 +161,7 @@ class Admission:
     def predict_wait_s(
         self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float
     ) -> float | None:
-        """Predict seconds until the request's own prompt is begun: seats first, then prompts ahead of it.
+        """Predict seconds until a seat is free for it, at the rate at which outputs end.
 
         Better tiers that come later go first, too: what they take of the seats now is not counted on.
         """
@@ -160,7 +172,7 @@ class Admission:
         left = max(rate - better, MIN_SHARE * rate, 1e-3)
         num_own = ahead.num_outputs - ahead.num_better + ahead.num_sent + 1
         seats_s = num_own / left + ahead.num_better / max(rate, 1e-3)
-        return seats_s + min((_prompts_ahead_s(load, tier) for load in loads), default=0.0)
+        return seats_s + min((load.step_ms / 2e3 for load in loads), default=0.0)
 
     def _reject(self, tier: int, reason: str, message: str, wait_s: float | None, limit_s: float) -> Reject:
         self.num_rejected[tier] += 1
@@ -170,13 +182,22 @@ class Admission:
         return Reject(reason=reason, message=message, retry_after_s=retry_after_s)
 
 
-def _prompts_ahead_s(load: ReplicaLoad, tier: int) -> float:
-    """Time for the prompts that a replica computes before one of this tier, rest of the step included."""
-    step_s = load.step_ms / 2e3  # half of it on average
+def _prompts_ahead_s(loads: Sequence[ReplicaLoad], tier: int) -> float:
+    """Time for what a replica computes before a prompt of this tier that has a seat there.
+
+    The mean over those with a free seat, for routing chooses by cached prefix, too. The step under way
+    counts whole: a moment is more likely to fall into a long step than into a short one.
+    """
+    ready = [load for load in loads if load.num_running + load.num_waiting < load.max_num_seqs]
+    times = [load.step_ms / 1e3 + _queued_s(load, tier) for load in ready or loads]
+    return sum(times) / len(times) if times else 0.0
+
+
+def _queued_s(load: ReplicaLoad, tier: int) -> float:
     if not load.prefill_tokens_per_s:
-        return step_s
+        return 0.0
     tokens = sum(entry.queued_tokens for entry in load.tiers if entry.tier <= tier)
-    return step_s + tokens / load.prefill_tokens_per_s
+    return tokens / load.prefill_tokens_per_s
 
 
 def _own_prompt_s(loads: Iterable[ReplicaLoad], num_tokens: int) -> float | None:

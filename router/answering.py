@@ -1,7 +1,7 @@
 """A running answer: the generations of one HTTP request, merged, turned into text and written out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from router.answers import CachedTokens, Usage
 from router.errors import ApiError, ClientGoneError, generation_failed
 from router.formats import AnswerFormat
 from router.generation import Generation
-from router.http import Exchange
+from router.http import JSON_HEADERS, Exchange, Header
 from router.output import Emission, OutputText
 
 _MAX_DELTAS_AHEAD = 64
@@ -71,6 +71,19 @@ class Answer:
             prompt_tokens_details=CachedTokens(sum(self._cached.values())),
         )
 
+    @property
+    def queue_wait_s(self) -> float | None:
+        """How long its prompts waited in this router at most; None while one still does."""
+        waits = [run.generation.queue_wait_s for run in self._runs]
+        known = [wait for wait in waits if wait is not None]
+        return max(known) if known and len(known) == len(waits) else None
+
+    def headers(self, headers: Iterable[Header]) -> list[Header]:
+        """Add what is known of the answer by the time of its first byte."""
+        wait_s = self.queue_wait_s
+        waited = [] if wait_s is None else [(b"x-queue-wait-ms", b"%.1f" % (wait_s * 1000))]
+        return [*headers, *waited]
+
     def abandon(self) -> None:
         """End all generations now: nobody waits for the answer any more. Idempotent."""
         self._abandoned = True
@@ -117,7 +130,8 @@ async def write_whole(exchange: Exchange, answer: Answer, form: AnswerFormat) ->
     async with aclosing(answer.emissions()) as emissions:
         async for _ in emissions:
             pass
-    await exchange.respond(200, form.whole(answer.choices, answer.usage))
+    body = form.whole(answer.choices, answer.usage)
+    await exchange.respond(200, body, answer.headers(JSON_HEADERS))
 
 
 async def write_stream(
@@ -135,6 +149,7 @@ async def write_stream(
     except ApiError as error:
         if not exchange.started:
             raise
+        exchange.record.code = error.code
         await exchange.end_stream(sse.error_event(error))
 
 
@@ -149,7 +164,7 @@ async def _write_events(exchange: Exchange, answer: Answer, form: AnswerFormat, 
             if index not in opened:
                 opened.add(index)
                 data = form.opening(index, usage) + data
-            await exchange.stream(data, sse.HEADERS)
+            await exchange.stream(data, sse.HEADERS if exchange.started else answer.headers(sse.HEADERS))
 
 
 def _best(outputs: Sequence[OutputText], n: int) -> Sequence[OutputText]:

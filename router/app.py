@@ -25,7 +25,7 @@ from router.callers import Caller, Identify, anybody, check_use
 from router.completions import NUM_THREADS, PROCESS_BYTES, Completions
 from router.errors import ApiError, ClientGoneError, NoReplicaError, internal_error, no_replica
 from router.generation import Backend
-from router.http import Exchange, Receive, Scope, Send
+from router.http import STALL_LIMIT_S, Exchange, Receive, Scope, Send
 from router.keys import refuse_key_in_query
 from router.limits import Limits, NoLimits
 from router.measures import RouterMeasures
@@ -54,14 +54,17 @@ def build_app(
     access: AccessSink = nowhere,
     measures: RouterMeasures | None = None,
     ui: Ui | None = None,
+    stall_limit_s: float = STALL_LIMIT_S,
 ) -> App:
     """Return the OpenAI HTTP application over `backend`.
 
     `identify` and `limits` say who may ask for how much, `stats` answers GET /stats, `access` gets a line
-    per request, `measures` counts, `ui` serves the live page.
+    per request, `measures` counts, `ui` serves the live page. A client that reads nothing for
+    `stall_limit_s` is given up.
     """
     measures = measures or RouterMeasures()
-    return _RouterApp(backend, text, identify, stats, limits or NoLimits(), access, measures, ui)
+    limits = limits or NoLimits()
+    return _RouterApp(backend, text, identify, stats, limits, access, measures, ui, stall_limit_s)
 
 
 class _RouterApp:
@@ -75,11 +78,13 @@ class _RouterApp:
         access: AccessSink,
         measures: RouterMeasures,
         ui: Ui | None,
+        stall_limit_s: float,
     ) -> None:
         self._backend = backend
         self._stats = stats
         self._identify = identify
         self._access = access
+        self._stall_limit_s = stall_limit_s
         self._measures = measures
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="router-text")
         self._created = int(time.time())
@@ -111,7 +116,7 @@ class _RouterApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            exchange = Exchange(scope, receive, send, own_id=uuid.uuid4().hex)
+            exchange = Exchange(scope, receive, send, uuid.uuid4().hex, self._stall_limit_s)
             try:
                 await self._handle(exchange)
             finally:

@@ -18,11 +18,11 @@ from replicas.api import (
     TokenDelta,
 )
 from router.admission import Admission, Ahead, Reject
+from router.charges import Charges
 from router.connection import Connection, ReplicaState
 from router.demand_tally import DemandTally
-from router.dispatch import Dispatcher, QueueState, Verdict, Waiting
+from router.dispatch import Dispatcher, QueueState, Turn, Verdict, Waiting
 from router.errors import NoReplicaError, overloaded
-from router.fairness import service
 from router.fleet import Fleet
 from router.measures import RouterMeasures
 from router.prefix_index import prefix_hashes
@@ -84,9 +84,8 @@ class ReplicaBackend:
         self._measures = measures or RouterMeasures(tiers)
         self._admission = Admission(tiers, draw)
         self._dispatcher = Dispatcher({tier.level: tier.aging_s for tier in tiers})
-        self.service: Final = ServiceTally(
-            lambda tier, tenant, service: self._dispatcher.charge(tier, tenant, service, 1.0)
-        )
+        self.service: Final = ServiceTally(self._dispatcher.charge)
+        self._charges = Charges(self._dispatcher, self.service)
         self._will_dispatch = False
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Requests that wait for a replica -> what ends their wait."""
@@ -154,7 +153,8 @@ class ReplicaBackend:
             raise NoReplicaError("no replica can serve now")
         some = self._fleet.shortlist((), self._draw)
         loads = (connection.streams.load for connection in some if connection.streams is not None)
-        decision = self._admission.decide(tier, self._ahead(tier, len(prompt_ids)), loads, self._now())
+        ahead = self._ahead(tier, tenant, len(prompt_ids))
+        decision = self._admission.decide(tier, ahead, loads, self._now())
         if isinstance(decision, Reject):
             self._demand_tally.note_refusal(tier)
             raise overloaded(decision.message, code=decision.reason, retry_after_s=decision.retry_after_s)
@@ -187,7 +187,7 @@ class ReplicaBackend:
         self._unstarted.pop(request_id, None)
         if generation.connection is not None:
             generation.connection.abort(request_id)
-        self._refund_unbegun(generation)
+        self._charges.unbegun(generation)
         self._dispatch_soon()
 
     # Waiting
@@ -195,20 +195,21 @@ class ReplicaBackend:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _ahead(self, tier: int, num_prompt_tokens: int) -> Ahead:
+    def _ahead(self, tier: int, tenant: str, num_prompt_tokens: int) -> Ahead:
         rooms = (connection.room(tier) for connection in self._fleet)
-        num_outputs = self._dispatcher.num_ahead(tier)
-        has_room = any(room is not None and room.num_outputs > 0 for room in rooms)
-        # Where there is room nobody asks further: with many replicas the sums are most of a request's cost.
-        others = () if has_room else tuple(self._fleet)
+        num_better = self._dispatcher.num_ahead(tier - 1)
+        num_outputs = num_better + self._dispatcher.num_before(tier, tenant)
+        has_seat = self._fleet.has_more_seats_than(num_outputs, tier)
+        # With a seat nobody asks further: with many replicas the sum is most of a request's cost.
+        others = () if has_seat else tuple(self._fleet)
         return Ahead(
             num_outputs=num_outputs,
-            num_better=self._dispatcher.num_ahead(tier - 1),
+            num_better=num_better,
             num_sent=sum(connection.num_own_waiting(tier) for connection in others),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
-            has_room=has_room,
-            has_seat=has_room or sum(other.num_free_seats(tier) for other in others) > num_outputs,
+            has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
+            has_seat=has_seat,
             num_prompt_tokens=num_prompt_tokens,
         )
 
@@ -231,7 +232,7 @@ class ReplicaBackend:
         tier = generation.request.tier
         self._demand_tally.note_refusal(tier)
         self._stop_waiting(request_id)
-        ahead = self._ahead(tier, len(generation.request.prompt_ids))
+        ahead = self._ahead(tier, generation.client.tenant, len(generation.request.prompt_ids))
         expired = self._admission.expired(tier, ahead, self.loads().values(), self._now())
         generation.refusal = overloaded(
             expired.message, code=expired.reason, retry_after_s=expired.retry_after_s
@@ -255,22 +256,22 @@ class ReplicaBackend:
     def _demand(self) -> tuple[TierDemand, ...]:
         return self._dispatcher.demand(len(self._fleet))
 
-    def _place(self, waiting: Waiting, starved_s: float) -> Verdict:
+    def _place(self, turn: Turn) -> Verdict:
         """Submit a request to the best replica with room for it, if there is one."""
-        some = self._fleet.shortlist(self._generations[waiting.key].client.hashes, self._draw)
-        verdict = self._place_on(some, waiting, starved_s)
-        if verdict is Verdict.PLACED or len(some) == len(self._fleet):
+        some = self._fleet.shortlist(self._generations[turn.waiting.key].client.hashes, self._draw)
+        verdict = self._place_on(some, turn)
+        if verdict in (Verdict.PLACED, Verdict.REFUSED) or len(some) == len(self._fleet):
             return verdict
-        return self._place_on(self._fleet, waiting, starved_s)
+        return self._place_on(self._fleet, turn)
 
-    def _place_on(self, connections: Iterable[Connection], waiting: Waiting, starved_s: float) -> Verdict:
-        generation = self._generations[waiting.key]
+    def _place_on(self, connections: Iterable[Connection], turn: Turn) -> Verdict:
+        generation = self._generations[turn.waiting.key]
         request = generation.request
-        is_impatient = waiting.is_impatient(self._now())
+        is_impatient = turn.waiting.is_impatient(self._now())
         fitting = []
         has_seat = False
         for connection in connections:
-            room = connection.room(request.tier)
+            room = connection.room(request.tier, turn.effective_tier)
             if room is None or room.num_outputs < 1:
                 continue
             has_seat = True
@@ -284,11 +285,21 @@ class ReplicaBackend:
                 fitting.append(connection)
         if not fitting:
             return Verdict.NO_ROOM if has_seat else Verdict.NO_SEAT
+        if self._comes_too_late(turn.waiting, fitting):
+            self._expire(turn.waiting.key)
+            return Verdict.REFUSED
         # Rather start cold than wait, or push somebody out, where the prompt is cached.
         ready = [c for c in fitting if c.num_ready_seats >= request.num_outputs]
         candidates = self._fleet.describe(ready or fitting, generation.client.hashes)
-        self._submit(generation, choose(candidates, self._draw), starved_s)
+        self._submit(generation, choose(candidates, self._draw), turn.starved_s)
         return Verdict.PLACED
+
+    def _comes_too_late(self, waiting: Waiting, fitting: Iterable[Connection]) -> bool:
+        """Whether a new request has waited so long that its seat is better given to those behind it."""
+        if self._generations[waiting.key].request.attempt or self._dispatcher.num_waiting(waiting.tier) == 1:
+            return False
+        loads = [connection.streams.load for connection in fitting if connection.streams is not None]
+        return self._admission.comes_too_late(waiting.tier, self._now() - waiting.queued_at, loads)
 
     def _submit(self, generation: ReplicaGeneration, choice: Choice, starved_s: float) -> None:
         connection = self._fleet[choice.replica]
@@ -300,9 +311,7 @@ class ReplicaBackend:
         connection.submit(generation.request, generation.client.hashes)
         self._fleet.owners.note(generation.client.hashes, choice.replica)
         self._unstarted[request_id] = generation
-        if not generation.has_begun:  # a loss later on is not the tenant's doing
-            generation.num_refundable = len(generation.request.prompt_ids)
-            self._charge(generation, generation.num_refundable)
+        self._charges.prompt_sent(generation)
 
     # Taking back
 
@@ -333,42 +342,25 @@ class ReplicaBackend:
         self._dispatcher.starves_since(generation.request.tier, generation.starving_since)
         self._dispatch_soon()
 
-    # Fairness
-
-    def _refund(self, generation: ReplicaGeneration, num_tokens: int) -> None:
-        """Give back what was charged for prompt tokens that were not computed. The rest is owed for good."""
-        self._charge(generation, -min(num_tokens, generation.num_refundable))
-        generation.num_refundable = 0
-
-    def _refund_unbegun(self, generation: ReplicaGeneration) -> None:
-        if not generation.has_begun:
-            self._refund(generation, generation.num_refundable)
-
-    def _charge(self, generation: ReplicaGeneration, num_input: int, num_output: int = 0) -> None:
-        client = generation.client
-        amount = service(num_input, num_output)
-        self._dispatcher.charge(generation.request.tier, client.tenant, amount, client.weight)
-        self.service.add(generation.request.tier, client.tenant, amount / client.weight)
-
     # Replicas
 
     def _deliver(self, delta: TokenDelta) -> None:
-        generation = self._generations[delta.request_id]
-        if generation.request.attempt != delta.attempt:
-            return  # the first of its outputs that was taken back took the others along
+        generation = self._generations.get(delta.request_id)
+        if generation is None or generation.request.attempt != delta.attempt:
+            return  # ended, or taken back, by an earlier delta of this frame
         if delta.finish_reason is FinishReason.ABORT:
             self._taken_back(generation)
             return
         self._unstarted.pop(delta.request_id, None)
         self._demand_tally.note_delta(generation.request.tier, delta, not generation.has_begun)
-        if delta.num_cached_tokens is not None:  # its other outputs find what the first one computed
-            self._refund(generation, delta.num_cached_tokens)
-        self._charge(generation, 0, len(delta.token_ids))
+        if delta.num_cached_tokens is not None:
+            self._charges.prompt_cached(generation, delta.num_cached_tokens)
+        self._charges.generated(generation, len(delta.token_ids))
         generation.push(delta)
         if delta.finish_reason is not None:
             self._admission.note_end(generation.request.tier, self._now())
         if generation.has_ended:
-            del self._generations[delta.request_id]
+            self._generations.pop(delta.request_id, None)
 
     def _output_failed(self, delta: TokenDelta) -> None:
         """Go on elsewhere with a request whose replica was lost. Called once for each open output."""
@@ -398,7 +390,7 @@ class ReplicaBackend:
 
     def _go_on_elsewhere(self, generation: ReplicaGeneration) -> None:
         self._unstarted.pop(generation.request.request_id, None)
-        self._refund_unbegun(generation)
+        self._charges.unbegun(generation)
         generation.begin_attempt()
         waiting = generation.as_waiting(self._now())
         self._dispatcher.add_first(waiting)

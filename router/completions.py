@@ -188,5 +188,6 @@ class Completions:
 def _record_usage(record: AccessRecord, answer: Answer) -> None:
     usage = answer.usage
     record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    record.queue_wait_s = answer.queue_wait_s
     record.cached_tokens = usage.prompt_tokens_details.cached_tokens
     record.failed = not answer.is_complete

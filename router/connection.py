@@ -142,13 +142,21 @@ class Connection:
         streams = self.streams
         return streams is not None and any(t.tier == tier and t.num_waiting for t in streams.load.tiers)
 
-    def room(self, tier: int) -> Room | None:
-        """What may be submitted now; None when nothing, because the replica drains, is new or silent."""
+    def room(self, tier: int, effective_tier: int | None = None) -> Room | None:
+        """What may be submitted now; None when nothing, because the replica drains, is new or silent.
+
+        One that has become as good as `effective_tier` by aging has its seats, though it pushes nobody out
+        for them: those that were pushed out and wait on the replica would keep it here for long.
+        """
         if self.streams is None or self.draining or not self.streams.is_confirmed:
             return None
         if asyncio.get_running_loop().time() - self._heard_at > CREDIT_TTL_S:
             return None
-        return self.streams.room(tier)
+        room = self.streams.room(tier)
+        if effective_tier is None or effective_tier >= tier:
+            return room
+        better = self.streams.room(effective_tier)
+        return Room(num_outputs=max(room.num_outputs, better.num_outputs), num_blocks=room.num_blocks)
 
     def as_candidate(self, hashes: Sequence[int], is_next_to_go: bool) -> Candidate:
         """Describe the replica to routing, for a prompt of these prefix hashes. Needs an open epoch."""

@@ -35,6 +35,8 @@ class Verdict(enum.Enum):
     """No replica takes anything of its tier now."""
     NO_ROOM = "no room"
     """There are seats, but none with enough blocks, or none that may go on with it."""
+    REFUSED = "refused"
+    """It waits no more: starting it now would come too late."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -66,8 +68,19 @@ class QueueState:
     """How long the one that came first has waited."""
 
 
-Place = Callable[[Waiting, float], Verdict]
-"""Try to give a request to a replica. The number: seconds its tier has starved."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A request that is next, and why."""
+
+    waiting: Waiting
+    starved_s: float
+    """How long its tier has starved."""
+    effective_tier: int
+    """As good as which tier its own has become by that; not below 0."""
+
+
+Place = Callable[[Turn], Verdict]
+"""Try to give a request to a replica."""
 
 
 @dataclass(slots=True)
@@ -143,6 +156,14 @@ class Dispatcher:
         """Outputs that wait in this tier and the better ones."""
         return sum(queue.num_outputs for queue in self._tiers.values() if queue.tier <= tier)
 
+    def num_before(self, tier: int, tenant: str) -> int:
+        """Outputs of exactly this tier that probably go before a new request of this tenant."""
+        queue = self._tiers.get(tier)
+        if queue is None or not len(queue):
+            return 0
+        num_requests = len(queue.first) + queue.fair.num_before(tenant)
+        return math.ceil(num_requests * queue.num_outputs / len(queue))
+
     def demand(self, num_replicas: int) -> tuple[TierDemand, ...]:
         """One replica's part of the outputs that wait, by tier."""
         return tuple(
@@ -181,7 +202,7 @@ class Dispatcher:
             queue.fair.remove(waiting.tenant, key)
         return True
 
-    def charge(self, tier: int, tenant: str, amount: float, weight: float) -> None:
+    def charge(self, tier: int, tenant: str, amount: float, weight: float = 1.0) -> None:
         """Add service (router.fairness.service) that a tenant got in a tier; negative = a refund."""
         queue = self._tiers.get(tier)
         if queue is not None:
@@ -196,13 +217,13 @@ class Dispatcher:
         num_passed = 0
         while num_passed < MAX_PASSED and (best := self._best(now, blocked_tier)) is not None:
             queue = self._tiers[best.tier]
-            verdict = place(best, now - queue.starving_since)
+            verdict = place(self._turn(best, queue, now))
             if verdict is Verdict.PLACED:
                 self.remove(best.key)
                 queue.starving_since = now
             elif verdict is Verdict.NO_SEAT:
                 blocked_tier = best.tier
-            else:
+            elif verdict is Verdict.NO_ROOM:
                 queue.pass_by(best)
                 num_passed += 1
                 if best.passed_since is None:
@@ -216,6 +237,10 @@ class Dispatcher:
         queues.sort(key=lambda queue: (self._effective_tier(queue, now), queue.starving_since, queue.tier))
         heads = (queue.head() for queue in queues)
         return next((head for head in heads if head is not None), None)
+
+    def _turn(self, waiting: Waiting, queue: _TierQueue, now: float) -> Turn:
+        effective_tier = max(0, self._effective_tier(queue, now))
+        return Turn(waiting=waiting, starved_s=now - queue.starving_since, effective_tier=effective_tier)
 
     def _effective_tier(self, queue: _TierQueue, now: float) -> int:
         aging_s = self._aging_s.get(queue.tier, self._default_aging_s)

@@ -6,6 +6,8 @@ import msgspec
 
 MAX_MESSAGE_CHARS: Final = 600
 """Longer messages are cut: a refusal is small whatever it refuses."""
+SLOW_CLIENT: Final = "slow_client"
+"""Code of an answer that was ended because nobody took it."""
 NO_REPLICA_RETRY_AFTER_S: Final = 5
 """A replica with a warm cache starts in seconds; a client that comes back then loses little."""
 
@@ -16,6 +18,10 @@ class NoReplicaError(Exception):
 
 class ClientGoneError(Exception):
     """The client hung up; there is nobody to answer."""
+
+
+class SlowClientError(ClientGoneError):
+    """The client has stopped reading: it is treated as if it had left."""
 
 
 class ApiError(Exception):
@@ -91,6 +97,11 @@ def no_replica() -> ApiError:
 def overloaded(message: str, *, code: str, retry_after_s: int) -> ApiError:
     """Return the 429 for a request that would wait, or has waited, too long in the queue."""
     return ApiError(429, message, type="rate_limit_error", code=code, retry_after_s=retry_after_s)
+
+
+def slow_client() -> ApiError:
+    """Return the error event for a client that reads so slowly that its answer was ended."""
+    return ApiError(408, "the answer was read too slowly", type="timeout_error", code=SLOW_CLIENT)
 
 
 def generation_failed(reason: str | None) -> ApiError:

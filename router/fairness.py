@@ -80,6 +80,13 @@ class FairQueue(Generic[Item]):
         """Weighted service so far; 0 for a tenant never seen, or forgotten."""
         return self._counters.get(tenant, 0.0)
 
+    def num_before(self, tenant: str) -> int:
+        """Requests that probably go before a new one of this tenant: its own, and as many of each other
+        tenant, as if all had equal weights and enough queued. O(1)."""
+        own = len(self._lines.get(tenant, ()))
+        num_others = len(self._lines) - (tenant in self._lines)
+        return min(self._num_items, own + (own + 1) * num_others)
+
     def push(self, tenant: str, key: int, item: Item) -> None:
         """Queue `item` behind the others of its tenant. `key` must not be queued already."""
         ticket = self._next_ticket

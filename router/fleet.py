@@ -130,6 +130,15 @@ class Fleet:
         for connection in self:
             connection.demand_changed()
 
+    def has_more_seats_than(self, num_outputs: int, tier: int) -> bool:
+        """Whether outputs of a tier may find more free seats than that. Stops where they suffice."""
+        num_seats = 0
+        for connection in self:
+            num_seats += connection.num_free_seats(tier)
+            if num_seats > num_outputs:
+                return True
+        return False
+
     def _candidates_changed(self, names: frozenset[str]) -> None:
         self._candidates = names
         self._told = frozenset(nsmallest(NUM_TOLD, names))

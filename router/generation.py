@@ -20,6 +20,11 @@ class Generation(Protocol):
         """Set when the request was refused although it had been accepted; its outputs end with an error."""
         ...
 
+    @property
+    def queue_wait_s(self) -> float | None:
+        """How long it waited in this router until it was first sent to a replica; None = it still does."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[TokenDelta]: ...
 
     def abort(self, index: int | None = None) -> None:

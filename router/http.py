@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 
 from router.access_log import AccessRecord
-from router.errors import ApiError, ClientGoneError
+from router.errors import SLOW_CLIENT, ApiError, ClientGoneError, SlowClientError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -16,6 +16,10 @@ Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_BODY_BYTES: Final = 32 << 20
+PIECE_BYTES: Final = 64 << 10
+"""A larger body is sent in pieces: what a client does not read is kept here, not in its connection."""
+STALL_LIMIT_S: Final = 30.0
+"""A client that takes nothing for so long, with its connection's buffers full, is given up."""
 JSON_HEADERS: Final[tuple[Header, ...]] = ((b"content-type", b"application/json"),)
 FORBIDDEN_HEADERS: Final = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
 """Ray Serve obeys these: a client could switch off that its hang-up is noticed."""
@@ -25,7 +29,14 @@ SANE_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 class Exchange:
     """A request and its one response. Not for concurrent use, except that the watcher runs beside it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, own_id: str) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        own_id: str,
+        stall_limit_s: float = STALL_LIMIT_S,
+    ) -> None:
         """`own_id` names the request when the client's X-Request-Id is absent or not sane."""
         self.began_at: Final = time.monotonic()  # an event loop's own clock may have a grain of 1 ms
         self.method: Final[str] = scope["method"]
@@ -46,6 +57,7 @@ class Exchange:
         self.client_gone = False
         self._receive = receive
         self._send = send
+        self._stall_limit_s = stall_limit_s
         self._watcher: asyncio.Task[None] | None = None
 
     def check_headers(self) -> None:
@@ -134,11 +146,20 @@ class Exchange:
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_body(self, data: bytes, *, more: bool) -> None:
-        await self._deliver({"type": "http.response.body", "body": data, "more_body": more})
+        last = max(0, len(data) - 1) // PIECE_BYTES * PIECE_BYTES
+        for start in range(0, last, PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            await self._deliver({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._deliver({"type": "http.response.body", "body": data[last:], "more_body": more})
 
     async def _deliver(self, message: Message) -> None:
+        """Hand a message to the server. Raises ClientGoneError, SlowClientError."""
         try:
-            await self._send(message)
+            async with asyncio.timeout(self._stall_limit_s):
+                await self._send(message)
+        except TimeoutError:
+            self.record.code = SLOW_CLIENT
+            raise SlowClientError from None
         except OSError:
             # How an ASGI server says that the connection is closed.
             self.client_gone = True

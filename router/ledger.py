@@ -18,6 +18,7 @@ from typing import Final
 from router.quota_messages import (
     Amounts,
     Ask,
+    CatalogueQuery,
     Exchange,
     Hello,
     Levels,
@@ -27,6 +28,8 @@ from router.quota_messages import (
     UnknownSession,
     Verdict,
     Welcome,
+    decode_request,
+    encode,
 )
 from router.rate_limit import CONCURRENCY_RETRY_S, TokenBucket
 from router.tenants import Catalogue, Tenant
@@ -253,6 +256,18 @@ class Ledger:
         for name, held in self._sessions.pop(key).slots.items():
             if name in self._accounts:
                 self._accounts[name].slots_held -= held
+
+
+def answer(ledger: Ledger, catalogue: Catalogue, message: bytes, now: float) -> bytes:
+    """Take an encoded Request of router/quota_messages.py, return the encoded answer."""
+    request = decode_request(message)
+    match request:
+        case CatalogueQuery():
+            return encode(catalogue)
+        case Hello():
+            return encode(ledger.hello(request, now))
+        case Exchange():
+            return encode(ledger.exchange(request, now))
 
 
 def _note_slots(session: _Session, name: str, change: int) -> int:

@@ -3,15 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
 from router.dispatch import Waiting
-from router.errors import ApiError
+from router.errors import ApiError, slow_client
 from router.measures import TierMeasures
 from router.resume import Transcript, without_output
+
+MAX_UNREAD: Final = 16_384
+"""Tokens and alternatives of them that may wait for a client that reads more slowly than it is served:
+some 3 MB. Whoever is that far behind does not read at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,7 @@ class ReplicaGeneration:
     """See router.generation.Generation. For one consumer.
 
     A consumer that is slower than its tokens finds them coalesced: what waits here is one delta per
-    output, and its size is bounded by max_tokens.
+    output. With more than MAX_UNREAD in them the request is ended.
     """
 
     def __init__(
@@ -63,6 +68,8 @@ class ReplicaGeneration:
         self._forget = forget
         self._measures = measures
         self._queued_at = self._sent_at = 0.0
+        self.queue_wait_s: float | None = None
+        self._num_late = 0  # tokens and alternatives that came while earlier ones of their output waited
         self._transcript = Transcript(request.indexes)
         self._waiting: dict[int, TokenDelta] = {}  # by output index, oldest first
         self._num_unread = len(request.indexes)  # outputs whose finish the consumer has not seen
@@ -78,6 +85,8 @@ class ReplicaGeneration:
         if not self._num_unread:
             raise StopAsyncIteration
         delta = self._waiting.pop(next(iter(self._waiting)))
+        if not self._waiting:
+            self._num_late = 0
         self._num_unread -= delta.finish_reason is not None
         return delta
 
@@ -123,7 +132,8 @@ class ReplicaGeneration:
         self._sent_at = now
         self.starving_since = now - starved_s
         if not self.has_begun:
-            self._measures.queue_wait_ms.observe((now - self._queued_at) * 1e3)
+            self.queue_wait_s = now - self._queued_at
+            self._measures.queue_wait_ms.observe(self.queue_wait_s * 1e3)
         self.connection = connection
         self.fingerprint = fingerprint
         self.request = msgspec.structs.replace(self.request, waited_s=starved_s)
@@ -139,7 +149,12 @@ class ReplicaGeneration:
         if waiting is None:
             self._waiting[delta.index] = delta
         else:
+            self._num_late += _size(delta)
             waiting.append(delta)
+            if self._num_late > MAX_UNREAD and self.refusal is None:
+                self.refusal = slow_client()
+                self._forget(self)
+                self.fail(self.refusal.message)
         self._arrived.set()
 
     def fail(self, error: str) -> None:
@@ -177,3 +192,7 @@ class ReplicaGeneration:
             self.connection.abort(self.request.request_id, index)
         else:
             self.request = without_output(self.request, index)
+
+
+def _size(delta: TokenDelta) -> int:
+    return len(delta.token_ids) + sum(len(entry.top) for entry in delta.logprobs or ())

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from cluster.bench.report import commit, percentile
 from replicas.api import ReplicaLoad
 from router.admission import Admission, Ahead
-from router.dispatch import Dispatcher, Verdict, Waiting
+from router.dispatch import Dispatcher, Turn, Verdict, Waiting
 from router.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, FairQueue, service
 from router.prefix_index import PrefixIndex, prefix_hashes
 from router.routing import Candidate, choose
@@ -240,8 +240,9 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
         newcomer, prompt = waiting(), draw.choice(prompts)
         is_placed = False
 
-        def place(best: Waiting, _: float, hashes: list[int]) -> Verdict:
+        def place(turn: Turn, hashes: list[int]) -> Verdict:
             nonlocal is_placed
+            best = turn.waiting
             if is_placed:
                 return Verdict.NO_SEAT
             candidates = [
@@ -254,9 +255,10 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
             return Verdict.PLACED
 
         started_at = time.thread_time()
+        num_better = dispatcher.num_ahead(newcomer.tier - 1)
         ahead = Ahead(
-            num_outputs=dispatcher.num_ahead(newcomer.tier),
-            num_better=dispatcher.num_ahead(newcomer.tier - 1),
+            num_outputs=num_better + dispatcher.num_before(newcomer.tier, newcomer.tenant),
+            num_better=num_better,
             num_sent=0.0,
             num_requests=dispatcher.num_waiting(newcomer.tier),
             queued_tokens=dispatcher.queued_tokens,

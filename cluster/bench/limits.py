@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from cluster.arguments import at_least_one
 from cluster.bench.report import commit, percentile
 from router.errors import ApiError
-from router.ledger import SETTLE_S, Ledger
+from router.ledger import SETTLE_S, Ledger, answer
 from router.quota import Quota
 from router.quota_client import LedgerGoneError, QuotaClient
-from router.quota_messages import CatalogueQuery, Exchange, Hello, decode_request, encode
 from router.rate_limit import PERIOD_S
 from router.tenants import Catalogue, Tenant
 
@@ -53,21 +52,11 @@ class _LedgerBehindWire:
     async def call(self, message: bytes) -> bytes:
         self.num_calls += 1
         await asyncio.sleep(self._draw.uniform(0.0005, 0.0025))
-        reply = self._answer(message)
+        reply = answer(self._ledger, self._catalogue, message, time.monotonic())
         await asyncio.sleep(self._draw.uniform(0.0005, 0.0025))
         if self._draw.random() < LOSS:
             raise LedgerGoneError("lost")
         return reply
-
-    def _answer(self, message: bytes) -> bytes:
-        request = decode_request(message)
-        match request:
-            case CatalogueQuery():
-                return encode(self._catalogue)
-            case Hello():
-                return encode(self._ledger.hello(request, time.monotonic()))
-            case Exchange():
-                return encode(self._ledger.exchange(request, time.monotonic()))
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:

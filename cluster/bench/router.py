@@ -35,6 +35,7 @@ class _Scripted:
     """A generation that says the words it was given, a token at a time."""
 
     refusal: ApiError | None = None
+    queue_wait_s: float | None = None
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids

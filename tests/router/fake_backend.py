@@ -33,6 +33,7 @@ class FakeGeneration:
     tenant: str
     weight: float
     refusal: ApiError | None = None
+    queue_wait_s: float | None = 0.0125
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     aborted_outputs: list[int] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)

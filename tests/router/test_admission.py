@@ -66,14 +66,20 @@ def test_the_drain_rate_is_not_low_in_the_beginning_nor_known_at_once() -> None:
     assert rate.per_s(2.0) == pytest.approx(10.0, rel=0.2)
 
 
-def test_the_predicted_wait_is_seats_then_prompts_of_its_tier_and_better_ones() -> None:
+def test_the_predicted_wait_is_that_for_a_seat() -> None:
+    wait_s = make_admission().predict_wait_s(0, make_ahead(9), [IDLE], 100.0)
+    assert wait_s == pytest.approx(10 / 10 + 0.01, rel=0.1)
+
+
+def test_with_a_seat_it_is_that_for_prompts_of_its_tier_and_better_ones() -> None:
     load = ReplicaLoad(
         step_ms=20.0,
         prefill_tokens_per_s=1000.0,
         tiers=(TierLoad(0, 0, 0, 500), TierLoad(2, 0, 0, 9000)),
     )
-    wait_s = make_admission().predict_wait_s(0, make_ahead(9), [load], 100.0)
-    assert wait_s == pytest.approx(10 / 10 + 0.01 + 0.5, rel=0.1)
+    decision = make_admission(None).decide(0, make_ahead(seat=True), [load], 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_wait_s == pytest.approx(0.02 + 0.5)
 
 
 def test_what_better_tiers_take_of_the_seats_is_not_counted_on() -> None:
@@ -96,22 +102,41 @@ def test_the_first_token_takes_the_wait_and_the_own_prompt() -> None:
     assert isinstance(decision, Admit)
     assert decision.predicted_wait_s is not None
     assert decision.predicted_ttft_s == pytest.approx(decision.predicted_wait_s + 0.1)
-    started = make_admission(None).decide(0, make_ahead(room=True), [IDLE], 100.0)
+    started = make_admission(None).decide(0, make_ahead(room=True, seat=True), [IDLE], 100.0)
     assert isinstance(started, Admit)
-    assert started.predicted_ttft_s == pytest.approx(0.01 + 0.1)
+    assert started.predicted_ttft_s == pytest.approx(0.02 + 0.1)
+
+
+def test_room_without_a_seat_is_a_wait_on_the_replica() -> None:
+    decision = make_admission().decide(0, make_ahead(room=True), [IDLE], 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_wait_s == pytest.approx(1 / 10 + 0.01, rel=0.1)
 
 
 def test_without_a_rate_of_prompts_no_first_token_is_predicted() -> None:
-    decision = make_admission(None).decide(0, make_ahead(room=True), [ReplicaLoad(step_ms=20.0)], 100.0)
+    load = ReplicaLoad(step_ms=20.0)
+    decision = make_admission(None).decide(0, make_ahead(room=True, seat=True), [load], 100.0)
     assert isinstance(decision, Admit)
     assert decision.predicted_ttft_s is None
 
 
-def test_the_best_replica_counts() -> None:
-    busy = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0, tiers=(TierLoad(0, 0, 0, 5000),))
-    assert make_admission().predict_wait_s(0, make_ahead(), [busy, IDLE], 100.0) == pytest.approx(
-        0.11, rel=0.1
-    )
+def test_replicas_with_a_free_seat_count_and_of_those_all() -> None:
+    def load(num_running: int, queued_tokens: int) -> ReplicaLoad:
+        tiers = (TierLoad(0, num_running, 0, queued_tokens),)
+        return ReplicaLoad(
+            num_running=num_running, max_num_seqs=4, step_ms=20.0, prefill_tokens_per_s=1000.0, tiers=tiers
+        )
+
+    loads = [load(4, 9000), load(3, 500), load(0, 100)]
+    decision = make_admission(None).decide(0, make_ahead(seat=True), loads, 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_wait_s == pytest.approx(0.02 + 0.3)
+
+
+def test_a_request_that_waited_twice_its_target_comes_too_late() -> None:
+    admission = make_admission()
+    assert [admission.comes_too_late(0, waited_s, [IDLE]) for waited_s in (3.9, 4.1)] == [False, True]
+    assert not admission.comes_too_late(2, 1e6, [IDLE]), "its tier has no target"
 
 
 def test_a_wait_beyond_the_tiers_target_is_refused_with_the_time_it_is_too_long_by() -> None:
@@ -135,7 +160,7 @@ def test_while_a_seat_seems_free_only_the_bounds_refuse() -> None:
     admission = make_admission()
     decision = admission.decide(0, make_ahead(999, 49, seat=True), [IDLE], 100.0)
     assert isinstance(decision, Admit)
-    assert decision.predicted_wait_s == 0.0
+    assert decision.predicted_wait_s == pytest.approx(0.02)
     full = admission.decide(0, make_ahead(999, 50, seat=True), [IDLE], 100.0)
     assert isinstance(full, Reject)
 

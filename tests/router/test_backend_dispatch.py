@@ -80,6 +80,29 @@ async def test_a_request_that_waited_as_long_as_it_may_is_refused_with_a_time_to
 
 
 @in_virtual_time
+async def test_a_seat_goes_to_one_that_comes_in_time_and_the_last_that_waits_is_served() -> None:
+    tier = Tier(name="only", level=0, ttft_target_ms=1000.0)
+    async with serving("a", tiers=(tier,)) as (backend, _):
+        for _ in range(SEATS):
+            ask(backend, max_tokens=int(3.0 / STEP_S))
+        late = [ask(backend) for _ in range(3)]
+        await asyncio.sleep(2.0)
+        timely = ask(backend)
+        assert finishes(await read(timely)) == [FinishReason.LENGTH]
+        assert [finishes(await read(g)) for g in late] == [[FinishReason.ERROR]] * 3
+        assert all(g.refusal is not None and g.refusal.code == "queue_timeout" for g in late)
+
+
+@in_virtual_time
+async def test_one_that_nobody_waits_behind_is_served_however_late() -> None:
+    tier = Tier(name="only", level=0, ttft_target_ms=1000.0)
+    async with serving("a", tiers=(tier,)) as (backend, _):
+        for _ in range(SEATS):
+            ask(backend, max_tokens=int(3.0 / STEP_S))
+        assert finishes(await read(ask(backend))) == [FinishReason.LENGTH]
+
+
+@in_virtual_time
 async def test_a_full_queue_refuses_at_once() -> None:
     tier = Tier(name="only", level=0, max_queue=2)
     async with serving("a", tiers=(tier,)) as (backend, _):

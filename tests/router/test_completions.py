@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from replicas.api import FinishReason, TokenLogprobs
+from router.access_log import AccessLine
 from router.app import App, build_app
 from router.callers import Caller, everybody
 from router.errors import ApiError
@@ -43,6 +44,17 @@ async def test_a_stream_and_a_whole_answer_say_the_same(app: App, backend: FakeB
     assert events[-1]["usage"] == whole["usage"]
     assert {event["usage"] for event in events[:-1]} == {None}
     assert len({event["id"] for event in events}) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_wait_in_the_router_is_told_and_logged(
+    backend: FakeBackend, byte_level: TextCodec, say: Any, stream: bool
+) -> None:
+    lines: list[AccessLine] = []
+    backend.script = say("hello")
+    answer = await call(build_app(backend, byte_level, access=lines.append), CHAT, HI | {"stream": stream})
+    assert answer.response_headers["x-queue-wait-ms"] == "12.5"
+    assert lines[0].queue_wait_ms == 12.5
 
 
 async def test_the_wire_form_of_a_stream(app: App, backend: FakeBackend, say: Any) -> None:

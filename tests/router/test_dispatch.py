@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from replicas.api import TierDemand
-from router.dispatch import MAX_PASSED, PATIENCE_S, Dispatcher, Verdict, Waiting
+from router.dispatch import MAX_PASSED, PATIENCE_S, Dispatcher, Turn, Verdict, Waiting
 
 AGING_S = 30.0
 
@@ -24,10 +24,10 @@ def placed(dispatcher: Dispatcher, now: float = 0.0, seats: int = 100) -> list[i
     """Dispatch into so many seats; returns the keys in order."""
     keys: list[int] = []
 
-    def place(waiting: Waiting, _: float) -> Verdict:
+    def place(turn: Turn) -> Verdict:
         if len(keys) == seats:
             return Verdict.NO_SEAT
-        keys.append(waiting.key)
+        keys.append(turn.waiting.key)
         return Verdict.PLACED
 
     dispatcher.dispatch(now, place)
@@ -84,10 +84,10 @@ def test_waiting_alone_does_not_count_as_starving() -> None:
     assert placed(dispatcher, now=90, seats=1) == [1000]
 
 
-def verdicts(answers: dict[int, Verdict], asked: list[int]) -> Callable[[Waiting, float], Verdict]:
-    def place(waiting: Waiting, _: float) -> Verdict:
-        asked.append(waiting.key)
-        return answers.get(waiting.key, Verdict.PLACED)
+def verdicts(answers: dict[int, Verdict], asked: list[int]) -> Callable[[Turn], Verdict]:
+    def place(turn: Turn) -> Verdict:
+        asked.append(turn.waiting.key)
+        return answers.get(turn.waiting.key, Verdict.PLACED)
 
     return place
 

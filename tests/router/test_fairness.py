@@ -154,3 +154,13 @@ def test_heads_agree_with_a_plain_search_whatever_happens() -> None:
 
 def test_output_costs_twice_what_input_does() -> None:
     assert service(10, 5) == 20
+
+
+def test_before_a_new_request_go_its_own_and_as_many_of_each_other_tenant() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for key in range(9):
+        queue.push("flood", key, "x")
+    assert [queue.num_before(tenant) for tenant in ("new", "flood")] == [1, 9]
+    for key in range(9, 12):
+        queue.push("other", key, "x")
+    assert [queue.num_before(tenant) for tenant in ("new", "other", "flood")] == [2, 7, 12]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,21 +23,23 @@ from tests.router.tiny_tokenizers import app_token
 class Server:
     """uvicorn on a free loopback port, on the test's own event loop."""
 
-    def __init__(self, backend: FakeBackend, codec: TextCodec) -> None:
+    def __init__(self, backend: FakeBackend, codec: TextCodec, **options: Any) -> None:
         self.backend = backend
         config = uvicorn.Config(
-            build_app(backend, codec), host="127.0.0.1", port=0, ws="none", log_level="error"
+            build_app(backend, codec, **options), host="127.0.0.1", port=0, ws="none", log_level="critical"
         )
         self._server = uvicorn.Server(config)
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, send_buffer_bytes: int | None = None) -> None:
         config = self._server.config
-        socket = config.bind_socket()
-        self.port: int = socket.getsockname()[1]
+        listener = config.bind_socket()
+        if send_buffer_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        self.port: int = listener.getsockname()[1]
         config.load()
         self._server.lifespan = config.lifespan_class(config)
-        await self._server.startup(sockets=[socket])
+        await self._server.startup(sockets=[listener])
         self._task = asyncio.create_task(self._server.main_loop())
 
     async def stop(self) -> None:
