@@ -52,6 +52,7 @@ def application(
     config: ClusterConfig, open_pump: OpenPump = open_pump, progress_folder: Path | None = None
 ) -> Application:
     """Return the application; replicas report how far they are into `progress_folder`, if given."""
+    trace_to = config.tracing.endpoint
     is_gpu = _runs_on_gpu(config)
     engine = config.engine if is_gpu else _with_counted_threads(config.engine)
     engine = _with_tier_targets(engine, config.tiers)
@@ -60,14 +61,20 @@ def application(
         **_number(config, engine),
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": 1 if is_gpu else 0},
         graceful_shutdown_timeout_s=config.drain_s,
-    ).bind(engine, config.tiers, open_pump, None if progress_folder is None else str(progress_folder))
+    ).bind(engine, config.tiers, open_pump, _text(progress_folder), trace_to)
     routers = router_deployment.options(
         num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
     )
     ledger = ledger_deployment.bind(config.access, config.tiers)
     from_zero = config.autoscaling is not None and config.autoscaling.min_replicas == 0
-    app: Application = routers.bind(replicas, ledger, engine, config.access, config.tiers, from_zero)
+    app: Application = routers.bind(
+        replicas, ledger, engine, config.access, config.tiers, from_zero, trace_to
+    )
     return app
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _number(config: ClusterConfig, engine: EngineConfig) -> dict[str, Any]:
@@ -131,26 +138,38 @@ def local_ray(config: ClusterConfig, folder: Path) -> Iterator[None]:
             _temp_dir=str(folder / "ray"),
         )
         _start_serve(config.http)
-        _write_targets(folder / "ray", config.metrics.targets_file)
     except (RayError, RuntimeError, OSError) as error:
         ray.shutdown()
         raise StartError(f"Ray does not start: {_reason(str(error))}") from error
     try:
         _check_gpus(config)
-        yield
+        with _listed_targets(folder / "ray", config.metrics.targets_file):
+            yield
     finally:
         ray.shutdown()
 
 
-def _write_targets(folder: Path, also: str | None) -> None:
-    """Write the list of what Prometheus should scrape, where a Ray with a dashboard would.
+@contextlib.contextmanager
+def _listed_targets(folder: Path, targets_file: str | None) -> Iterator[None]:
+    """List what Prometheus should scrape for the time of the block, where a Ray with a dashboard would.
 
     Without the dashboard nobody else does, but each node's agent exports its metrics all the same.
+    Raises ConfigError when the file of the configuration cannot be written.
     """
     targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in ray.nodes()]
     document = json.dumps([{"labels": {"job": "ray"}, "targets": targets}])
-    for path in (folder / TARGETS_FILE, *([Path(also)] if also else [])):
-        path.write_text(document)
+    (folder / TARGETS_FILE).write_text(document)
+    if targets_file is None:
+        yield
+        return
+    try:
+        Path(targets_file).write_text(document)
+    except OSError as error:
+        raise ConfigError(f"metrics.targets_file: {targets_file}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        Path(targets_file).unlink(missing_ok=True)
 
 
 def _check_gpus(config: ClusterConfig) -> None:

@@ -137,6 +137,10 @@ def serve(
     try:
         config = configure()
         check_access(config)
+        if config.tracing.endpoint is not None:
+            from cluster.tracing import open_exporter
+
+            open_exporter(config.tracing.endpoint)  # says at once when its package is missing
         with StartDisplay() as display:
             config = _with_located_model(config, display.show)
             problem = port_problem(config.http.host, config.http.port)

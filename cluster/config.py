@@ -48,6 +48,13 @@ class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where `headway serve` puts Prometheus' list of targets besides its own folder."""
 
 
+class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Spans for OpenTelemetry (docs/tracing.md)."""
+
+    endpoint: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://")] | None = None
+    """Of a collector that takes OTLP over HTTP, like http://127.0.0.1:4318; None = no tracing."""
+
+
 class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who may ask. Paths are relative to the configuration's folder; without keys everybody may."""
 
@@ -91,6 +98,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Classes of service; smaller levels are served sooner."""
     access: AccessConfig = AccessConfig()
     metrics: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig = TracingConfig()
 
     @property
     def most_replicas(self) -> int:

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import msgspec
@@ -41,11 +41,15 @@ from router.quota import Quota
 from router.quota_client import LedgerGoneError, QuotaClient
 from router.replica_set import ReplicaSet, replica_set
 from router.tenants import Tier
+from router.tracing import Untraced
 from router.transport import FrameStream, ReplicaGoneError
 from router.transport_times import TransportTimes
 from router.ui import Ui
 
 _serve_log: Final = logging.getLogger("ray.serve")
+if TYPE_CHECKING:
+    from cluster.tracing import OtelTracing
+
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
 
@@ -167,7 +171,12 @@ class Replica:
     """One engine. Every method names the replica it is meant for and refuses to be another."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: EngineConfig, tiers: tuple[Tier, ...], open_pump: OpenPump, progress_folder: str | None
+        self,
+        config: EngineConfig,
+        tiers: tuple[Tier, ...],
+        open_pump: OpenPump,
+        progress_folder: str | None,
+        trace_to: str | None,
     ) -> None:
         self._name = serve.get_replica_context().replica_id.unique_id
         progress = ProgressFile.open(progress_folder, self._name)
@@ -181,6 +190,8 @@ class Replica:
         self._pump = opened.pump
         names = {tier.level: tier.name for tier in tiers}
         figures = EngineFigures(self._pump, names, opened.device, time.monotonic)
+        if trace_to is not None:
+            self._pump.trace_to(_tracing(trace_to, "headway-replica").engine)
         self._pump.start()
         self._export = export_in_background(figures.samples, _common_labels())
         phases = timer.finish()
@@ -271,6 +282,7 @@ class Router:
         access: AccessConfig,
         tiers: tuple[Tier, ...],
         from_zero: bool,
+        trace_to: str | None,
     ) -> None:
         transport = ServeTransport(replicas)
         targets = {t.level: config.tier_itl_target_ms.get(t.level, config.itl_target_ms) for t in tiers}
@@ -295,7 +307,12 @@ class Router:
             catalogue_changed=keyed.replace if keyed else lambda _: None,
             service=self._backend.service,
         )
-        gate = Gate(identify=keyed or everybody(tiers), limits=quota, access=open_access_log(access.log))
+        gate = Gate(
+            identify=keyed or everybody(tiers),
+            limits=quota,
+            access=open_access_log(access.log),
+            tracing=Untraced() if trace_to is None else _tracing(trace_to, "headway-router"),
+        )
         figures = RouterFigures(
             name=serve.get_replica_context().replica_id.unique_id,
             measures=measures,
@@ -363,6 +380,12 @@ def _common_labels() -> dict[str, str]:
     context = serve.get_replica_context()
     name = context.replica_id.unique_id
     return {"application": context.app_name, "deployment": context.deployment, "replica": name}
+
+
+def _tracing(endpoint: str, service: str) -> "OtelTracing":
+    from cluster.tracing import open_tracing  # OpenTelemetry: not where nobody traces
+
+    return open_tracing(endpoint, service)
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from router.app import App, build_app
 from router.callers import Identify
 from router.limits import Limits
 from router.text import TextCodec
+from router.tracing import Tracing
 from router.ui import Ui
 
 
@@ -39,6 +40,7 @@ class Gate:
     identify: Identify
     limits: Limits
     access: AccessSink
+    tracing: Tracing
 
 
 def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate, ui: Ui) -> App:
@@ -53,6 +55,7 @@ def open_app(figures: RouterFigures, config: EngineConfig, gate: Gate, ui: Ui) -
         stats=figures.stats,
         measures=figures.measures,
         ui=ui,
+        tracing=gate.tracing,
     )
 
 

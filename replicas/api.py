@@ -129,6 +129,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Prefix blocks are shared only between requests of equal salt."""
     trace_id: str = ""
     """The id the client sees; for logs only."""
+    traceparent: str = ""
+    """W3C trace context of the router's span; empty = nobody traces this request."""
 
     @property
     def num_outputs(self) -> int:

@@ -34,6 +34,7 @@ from replicas.scheduler import Outputs
 from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, WithdrawRequest
 from replicas.step_record import StepWatch
 from replicas.step_recorder import StepRecorder
+from replicas.traced_requests import EngineTrace, TracedRequests
 
 EXPIRE_INTERVAL_S: Final = 0.25
 IDLE_CHECK_S: Final = 1.0
@@ -111,10 +112,15 @@ class EnginePump:
         self._stopping = False
         self._failure: str | None = None
         self._load = ReplicaLoad()
+        self._traced: TracedRequests | None = None
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
         self._batch_decoder = msgspec.msgpack.Decoder(CommandBatch)
         self._subscribe_decoder = msgspec.msgpack.Decoder(Subscribe)
         self._watch_decoder = msgspec.msgpack.Decoder(StepWatch)
+
+    def trace_to(self, sink: Callable[[EngineTrace], None]) -> None:
+        """Tell `sink` of every traced request that ends, in the engine's thread. Call before `start`."""
+        self._traced = TracedRequests(sink)
 
     def start(self) -> None:
         self._thread.start()
@@ -239,6 +245,8 @@ class EnginePump:
         load = self._load = self.engine.load()
         if load.overloaded:
             self._floor_at = now
+        if self._traced is not None:
+            self._traced.stepped(outputs, now)
         with self._work:
             if self._recorder.is_due(now, is_last=not self.engine.has_work):
                 self._recorder.note(step, load, sent_at)
@@ -254,12 +262,17 @@ class EnginePump:
             command = self._commands.popleft()
             if isinstance(command, AbortRequest):
                 self.engine.abort(command.owner, command.request_id, command.index)
+                if self._traced is not None:
+                    now = self._clock()
+                    self._traced.aborted(command.owner, command.request_id, command.index, now)
             elif isinstance(command, WithdrawRequest):
                 if self.engine.withdraw(command.owner, command.request_id):
                     ended.setdefault(command.owner, []).extend(withdrawal(command))
             else:
                 try:
                     self.engine.add(command.request, command.owner)
+                    if self._traced is not None:
+                        self._traced.added(command.owner, command.request, self._clock())
                 except RequestError as error:
                     ended.setdefault(command.owner, []).extend(_refusal(command.request, str(error)))
         return ended

@@ -10,7 +10,7 @@ from router import sse
 from router.answers import CachedTokens, Usage
 from router.errors import ApiError, ClientGoneError, generation_failed
 from router.formats import AnswerFormat
-from router.generation import Generation
+from router.generation import Generation, GenerationTimes
 from router.http import JSON_HEADERS, Exchange, Header
 from router.output import Emission, OutputText
 
@@ -53,6 +53,11 @@ class Answer:
     def choices(self) -> list[OutputText]:
         """By choice index. All outputs have finished."""
         return [output for run in self._runs for output in _best(run.outputs, self._n)]
+
+    @property
+    def times(self) -> list[GenerationTimes]:
+        """By prompt."""
+        return [run.generation.times for run in self._runs]
 
     @property
     def is_complete(self) -> bool:

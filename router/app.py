@@ -32,6 +32,7 @@ from router.measures import RouterMeasures
 from router.stats import Stats
 from router.text import TextCodec
 from router.tokens import detokenize, tokenize
+from router.tracing import Tracing, Untraced
 from router.ui import Ui
 from router.validation import check_model
 
@@ -55,16 +56,17 @@ def build_app(
     measures: RouterMeasures | None = None,
     ui: Ui | None = None,
     stall_limit_s: float = STALL_LIMIT_S,
+    tracing: Tracing | None = None,
 ) -> App:
     """Return the OpenAI HTTP application over `backend`.
 
     `identify` and `limits` say who may ask for how much, `stats` answers GET /stats, `access` gets a line
-    per request, `measures` counts, `ui` serves the live page. A client that reads nothing for
-    `stall_limit_s` is given up.
+    per request, `measures` counts, `ui` serves the live page, `tracing` records spans. A client that reads
+    nothing for `stall_limit_s` is given up.
     """
-    measures = measures or RouterMeasures()
+    measures, tracing = measures or RouterMeasures(), tracing or Untraced()
     limits = limits or NoLimits()
-    return _RouterApp(backend, text, identify, stats, limits, access, measures, ui, stall_limit_s)
+    return _RouterApp(backend, text, identify, stats, limits, access, measures, ui, stall_limit_s, tracing)
 
 
 class _RouterApp:
@@ -79,6 +81,7 @@ class _RouterApp:
         measures: RouterMeasures,
         ui: Ui | None,
         stall_limit_s: float,
+        tracing: Tracing,
     ) -> None:
         self._backend = backend
         self._stats = stats
@@ -97,6 +100,7 @@ class _RouterApp:
             process=self._process,
             limits=limits,
             measures=measures,
+            tracing=tracing,
         )
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": completions.chat},

@@ -145,6 +145,7 @@ class ReplicaBackend:
         tier: int = 0,
         cache_salt: str = "",
         trace_id: str = "",
+        traceparent: str = "",
         tenant: str = "",
         weight: float = 1.0,
     ) -> ReplicaGeneration:
@@ -166,6 +167,7 @@ class ReplicaBackend:
             tier=tier,
             cache_salt=cache_salt,
             trace_id=trace_id,
+            traceparent=traceparent,
         )
         client = Client(tenant=tenant, weight=weight, hashes=prefix_hashes(prompt_ids, cache_salt))
         generation = ReplicaGeneration(request, client, self._forget, self._measures.tier(tier))

@@ -25,6 +25,7 @@ from router.preparation import Endpoint, Prepared, prepare
 from router.protocol import ChatBody
 from router.sampling import max_tokens_for, num_logprobs, output_options, sampling_params
 from router.text import TextCodec
+from router.tracing import Span, Tracing
 from router.validation import num_outputs
 
 INLINE_BYTES: Final = 4096
@@ -51,6 +52,7 @@ class Completions:
     process: BodyProcess
     limits: Limits
     measures: RouterMeasures
+    tracing: Tracing
     draw_seed: Callable[[], int] = _draw_seed
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
@@ -88,8 +90,9 @@ class Completions:
         max_tokens = [max_tokens_for(asked.body, len(i), card, asked.param) for i in asked.prompts]
         reservation = await self._reserve(exchange, caller, asked, max_tokens)
         timing = self.measures.begin_answer(level, exchange.began_at, self.clock)
+        span = self.tracing.begin(exchange.headers.get(b"traceparent", b""), exchange.began_at)
         try:
-            answer = await self._start(exchange, caller, timing, asked, max_tokens)
+            answer = await self._start(exchange, caller, timing, asked, max_tokens, span.traceparent)
             try:
                 exchange.watch(answer.abandon)
                 await self._write(exchange, answer, asked, card)
@@ -98,6 +101,7 @@ class Completions:
                 # After a complete answer this changes nothing; after anything else it frees the replica.
                 answer.abandon()
                 _record_usage(exchange.record, answer)
+                self._record_parts(span, answer)
         except (ApiError, NoReplicaError):
             reservation.cancel()  # nothing of it has been sent
             raise
@@ -105,6 +109,14 @@ class Completions:
             timing.end()
             record = exchange.record
             reservation.settle(record.prompt_tokens + record.completion_tokens)
+            span.end(
+                {
+                    "headway.request_id": exchange.request_id,
+                    "headway.tier": self.measures.tier_name(level),
+                    "headway.prompt_tokens": record.prompt_tokens,
+                    "headway.output_tokens": record.completion_tokens,
+                }
+            )
 
     async def _reserve(
         self, exchange: Exchange, caller: Caller, asked: Prepared, max_tokens: list[int]
@@ -135,6 +147,7 @@ class Completions:
         timing: AnswerTiming,
         asked: Prepared,
         max_tokens: list[int],
+        traceparent: str,
     ) -> Answer:
         """Start every prompt, or none. Raises ApiError, NoReplicaError."""
         body = asked.body
@@ -156,6 +169,7 @@ class Completions:
                     tier=timing.level,
                     cache_salt=caller.cache_salt,
                     trace_id=exchange.request_id,
+                    traceparent=traceparent,
                     tenant=caller.tenant.name,
                     weight=caller.tenant.weight,
                 )
@@ -170,6 +184,15 @@ class Completions:
             Answer(runs, n).abandon()
             raise
         return Answer(runs, n, timing.wrote)
+
+    def _record_parts(self, span: Span, answer: Answer) -> None:
+        """Tell where an answer's time has gone: in the queue, and on replicas."""
+        now = self.clock()
+        for times in answer.times:
+            if times.queued_at is not None:
+                span.part("queue", times.queued_at, now if times.sent_at is None else times.sent_at)
+            if times.sent_at is not None:
+                span.part("replica", times.sent_at, now)
 
     def _format(self, asked: Prepared, card: ModelCard, *, wants_usage: bool) -> AnswerFormat:
         is_chat = isinstance(asked.body, ChatBody)

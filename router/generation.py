@@ -1,10 +1,19 @@
 """What the HTTP side of a router needs from the side that talks to replicas."""
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from replicas.api import ModelCard, SamplingParams, TokenDelta
 from router.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTimes:
+    """When the present attempt began to wait and was sent; event loop's clock, None = not yet."""
+
+    queued_at: float | None = None
+    sent_at: float | None = None
 
 
 class Generation(Protocol):
@@ -14,6 +23,9 @@ class Generation(Protocol):
     iteration stops after the last of them. A replica that dies is such a delta too (`error`). Iteration
     never raises.
     """
+
+    @property
+    def times(self) -> GenerationTimes: ...
 
     @property
     def refusal(self) -> ApiError | None:
@@ -52,6 +64,7 @@ class Backend(Protocol):
         tier: int = 0,
         cache_salt: str = "",
         trace_id: str = "",
+        traceparent: str = "",
         tenant: str = "",
         weight: float = 1.0,
     ) -> Generation:

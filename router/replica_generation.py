@@ -11,6 +11,7 @@ from replicas.api import FinishReason, GenerateRequest, TokenDelta
 from router.connection import Connection
 from router.dispatch import Waiting
 from router.errors import ApiError, slow_client
+from router.generation import GenerationTimes
 from router.measures import TierMeasures
 from router.resume import Transcript, without_output
 
@@ -67,7 +68,8 @@ class ReplicaGeneration:
         """Its present replica was asked to give it back."""
         self._forget = forget
         self._measures = measures
-        self._queued_at = self._sent_at = 0.0
+        self._queued_at = 0.0
+        self._sent_at: float | None = None
         self.queue_wait_s: float | None = None
         self._num_late = 0  # tokens and alternatives that came while earlier ones of their output waited
         self._transcript = Transcript(request.indexes)
@@ -91,6 +93,10 @@ class ReplicaGeneration:
         return delta
 
     @property
+    def times(self) -> GenerationTimes:
+        return GenerationTimes(self._queued_at, self._sent_at)
+
+    @property
     def has_ended(self) -> bool:
         """Every output has its finish."""
         return not self._transcript.running
@@ -102,7 +108,7 @@ class ReplicaGeneration:
 
     def as_waiting(self, now: float) -> Waiting:
         """Describe what is left of it to the dispatcher."""
-        self._queued_at = now
+        self._queued_at, self._sent_at = now, None
         request = self.request
         return Waiting(
             key=request.request_id,
@@ -140,7 +146,7 @@ class ReplicaGeneration:
 
     def push(self, delta: TokenDelta) -> None:
         """Hand a delta of the present attempt to the consumer."""
-        if not self.has_begun and delta.token_ids:
+        if not self.has_begun and delta.token_ids and self._sent_at is not None:
             now = asyncio.get_running_loop().time()
             self._measures.replica_ttft_ms.observe((now - self._sent_at) * 1e3)
         self.has_begun = True

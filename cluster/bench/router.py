@@ -20,6 +20,7 @@ from replicas.model_source import locate
 from replicas.progress import silent
 from router.app import App, build_app
 from router.errors import ApiError
+from router.generation import GenerationTimes
 from router.text import TextCodec
 
 NAME = "router"
@@ -36,6 +37,7 @@ class _Scripted:
 
     refusal: ApiError | None = None
     queue_wait_s: float | None = None
+    times = GenerationTimes()
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = token_ids
@@ -65,6 +67,7 @@ class _Backend:
         tier: int = 0,  # noqa: ARG002
         cache_salt: str = "",  # noqa: ARG002
         trace_id: str = "",  # noqa: ARG002
+        traceparent: str = "",  # noqa: ARG002
         tenant: str = "",  # noqa: ARG002
         weight: float = 1.0,  # noqa: ARG002
     ) -> _Scripted:

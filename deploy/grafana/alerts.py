@@ -69,11 +69,12 @@ ALERTS: Final = (
     ),
     Alert(
         name="HeadwayNoReplica",
-        expr="1 - min by (application) (ray_headway_connected_replicas)",
+        expr="(1 - min by (application) (ray_headway_connected_replicas)) and (max by (application) "
+        '(ray_serve_autoscaling_target_replicas{deployment="Replica"}) > 0)',
         above=0,
         for_s=30,
         severity="page",
-        summary="{{ $labels.application }}: a router has no replica to use",
+        summary="{{ $labels.application }}: a router has no replica to use, and there should be some",
     ),
     Alert(
         name="HeadwayKvFull",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from replicas.api import FinishReason, ModelCard, SamplingParams, TokenDelta, TokenLogprobs
 from router.errors import ApiError, NoReplicaError
+from router.generation import GenerationTimes
 
 CARD = ModelCard(
     name="tiny",
@@ -30,10 +31,12 @@ class FakeGeneration:
     tier: int
     cache_salt: str
     trace_id: str
+    traceparent: str
     tenant: str
     weight: float
     refusal: ApiError | None = None
     queue_wait_s: float | None = 0.0125
+    times: GenerationTimes = field(default_factory=GenerationTimes)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     aborted_outputs: list[int] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)
@@ -114,6 +117,7 @@ class FakeBackend:
         tier: int = 0,
         cache_salt: str = "",
         trace_id: str = "",
+        traceparent: str = "",
         tenant: str = "",
         weight: float = 1.0,
     ) -> FakeGeneration:
@@ -126,6 +130,7 @@ class FakeBackend:
             tier=tier,
             cache_salt=cache_salt,
             trace_id=trace_id,
+            traceparent=traceparent,
             tenant=tenant,
             weight=weight,
         )

@@ -53,6 +53,7 @@ def line(**changes: Any) -> AccessLine:
         "prompt_tokens": 7,
         "cached_tokens": 2,
         "completion_tokens": 3,
+        "queue_wait_ms": 2.0,
         "first_byte_ms": 1.0,
         "duration_ms": 40.0,
     }

@@ -58,8 +58,8 @@ CASES: Final[dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]]] = {
         [wanted(2), gauge("headway_connected_replicas", 2)],
     ),
     "HeadwayNoReplica": (
-        [gauge("headway_connected_replicas", 0)],
-        [gauge("headway_connected_replicas", 1)],
+        [wanted(1), gauge("headway_connected_replicas", 0)],
+        [wanted(0), gauge("headway_connected_replicas", 0)],
     ),
     "HeadwayKvFull": (
         [gauge("headway_kv_used_blocks", 97), gauge("headway_kv_blocks", 100)],
