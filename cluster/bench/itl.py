@@ -44,8 +44,8 @@ TTFT_PROMPTS: Final = 5
 """The target of a prompt's first token is the time for so many lone prompts."""
 WITHIN: Final = 0.99
 MAX_MODEL_LEN: Final = 4096
-PROBE_S: Final = 400.0
-BISECTIONS: Final = 7
+PROBE_S: Final = 200.0
+BISECTIONS: Final = 6
 
 
 @dataclass(slots=True)
@@ -137,9 +137,9 @@ class Measured:
         return self.prompt_tokens / self.prompt_s
 
 
-def measure(opened: OpenedRunner, prompt_tokens: int) -> Measured:
-    """Take the time of plain decoding and of lone prompts."""
-    engine = new_engine(opened, "continuous")
+def measure(opened: OpenedRunner, runner: Runner, prompt_tokens: int) -> Measured:
+    """Take the time of plain decoding and of lone prompts, each computed in one step."""
+    engine = new_engine(opened, "continuous", runner)
     warm_up(engine, NUM_STREAMS)
     draw = random.Random(1)
 
@@ -201,20 +201,21 @@ def with_chunking(config: ResolvedConfig, measured: Measured, chunked: bool) -> 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--prompt-tokens", type=at_least_one, default=2000)
-    parser.add_argument("--seconds", type=at_least_one, default=20, help="with chunking (default 20)")
+    parser.add_argument("--prompts", type=at_least_one, default=4, help="with chunking (default 4)")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     opened = open_runner(_engine_config(args), progress)
-    measured = measure(opened, args.prompt_tokens)
-    progress(f"plain step {measured.decode_s * 1e3:.1f} ms, lone prompt {measured.prompt_s:.2f} s")
     runner = LearningRunner(opened.runner)
+    measured = measure(opened, runner, args.prompt_tokens)
+    progress(f"plain step {measured.decode_s * 1e3:.1f} ms, lone prompt {measured.prompt_s:.2f} s")
     gap_s = measured.prompt_s / LOAD
     watched = {}
-    for chunked, duration_s in ((True, args.seconds), (False, args.seconds / 2)):
+    for chunked, num_prompts in ((True, args.prompts), (False, max(2, args.prompts // 2))):
         engine = _engine(opened, runner, with_chunking(opened.resolved, measured, chunked))
         warm_up(engine, NUM_STREAMS)
         arrivals = itertools.count(gap_s / 2, gap_s)
+        duration_s = (num_prompts + 0.5) * gap_s
         watched[chunked] = watch(engine, time.perf_counter, arrivals, args.prompt_tokens, duration_s)
         progress(f"chunking {chunked}: {watched[chunked].within(measured.target_s):.2%} of gaps in target")
     capacity = {
@@ -266,4 +267,5 @@ def _report(measured: Measured, on: Watched, off: Watched) -> dict[str, object]:
         "ttft_ms_p50_on": percentile(on.ttft_s, 50) * 1e3,
         "ttft_ms_p50_off": percentile(off.ttft_s, 50) * 1e3,
         "prompts_on": len(on.ttft_s),
+        "prompts_off": len(off.ttft_s),
     }

@@ -1,0 +1,36 @@
+import itertools
+
+import pytest
+
+from cluster.bench.itl import Measured, watch, with_chunking
+from cluster.simulation.profile import StepTimes
+from cluster.simulation.timed_runner import TimedRunner
+from replicas.config import ResolvedConfig
+from replicas.engine import Engine
+from replicas.step_time import StepShape
+
+STEPS = StepTimes.linear(step_s=0.02, new_token_s=0.001, sample_s=0.001)
+CONFIG = ResolvedConfig(
+    max_model_len=4096, max_num_seqs=16, max_num_batched_tokens=4096, block_size=16, num_blocks=4096
+)
+DECODE_S = STEPS.seconds(StepShape(num_new_tokens=8, num_sampling=8))
+MEASURED = Measured(
+    decode_s=DECODE_S, prompt_s=STEPS.seconds(StepShape(num_new_tokens=2000)), prompt_tokens=2000
+)
+
+
+def engine_of(chunked: bool) -> tuple[Engine, TimedRunner]:
+    runner = TimedRunner(STEPS.seconds)
+    config = with_chunking(CONFIG, MEASURED, chunked)
+    engine = Engine(config, runner, vocab_size=1000, eos_token_ids=frozenset(), clock=runner.clock)
+    return engine, runner
+
+
+@pytest.mark.parametrize(("chunked", "least", "most"), [(True, 0.99, 1.0), (False, 0.0, 0.99)])
+def test_chunks_keep_the_gaps_of_streams_and_whole_prompts_break_them(
+    chunked: bool, least: float, most: float
+) -> None:
+    engine, runner = engine_of(chunked)
+    watched = watch(engine, runner.clock, itertools.count(2.0, 3.4), 2000, 30.0)
+    assert least <= watched.within(MEASURED.target_s) <= most
+    assert len(watched.ttft_s) >= 7
