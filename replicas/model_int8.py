@@ -55,7 +55,7 @@ class Int8Linear(nn.Module):
 
     def _by_team(self, rows: Tensor, team: Team) -> Tensor:
         num_rows, num_inputs = rows.shape
-        num_outputs = len(self._columns[0])
+        num_outputs = self._columns[0].shape[0]
         out = torch.empty(num_rows, num_outputs)
         team.wake()
         linear(

@@ -165,6 +165,12 @@ ENGINE_COMPUTED: Final = _counter(
     "headway_engine_computed_tokens_total", "Tokens through the model, recomputed ones included"
 )
 ENGINE_OUTPUT: Final = _counter("headway_engine_output_tokens_total", "Tokens sampled")
+ENGINE_DRAFTED: Final = _counter(
+    "headway_engine_draft_tokens_total", "Guessed tokens through the model", event_only=True
+)
+ENGINE_ACCEPTED: Final = _counter(
+    "headway_engine_accepted_tokens_total", "Guessed tokens that were right", event_only=True
+)
 ENGINE_ENDED: Final = _counter(
     "headway_engine_ended_total", "Outputs that finished or failed, and aborted requests", "how"
 )

@@ -69,6 +69,8 @@ class EngineFigures:
         yield Sample(c.ENGINE_CACHED, (), counters.cached_tokens)
         yield Sample(c.ENGINE_COMPUTED, (), counters.computed_tokens)
         yield Sample(c.ENGINE_OUTPUT, (), counters.output_tokens)
+        yield Sample(c.ENGINE_DRAFTED, (), counters.draft_tokens)
+        yield Sample(c.ENGINE_ACCEPTED, (), counters.accepted_tokens)
         yield Sample(c.ENGINE_ENDED, ("finished",), counters.finished)
         yield Sample(c.ENGINE_ENDED, ("failed",), counters.failed)
         yield Sample(c.ENGINE_ENDED, ("aborted",), counters.aborted)

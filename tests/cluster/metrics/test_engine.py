@@ -45,3 +45,18 @@ def test_a_replica_reports_all_tiers_those_at_rest_too() -> None:
     steps = values[c.STEP, ()]
     assert isinstance(steps, Buckets)
     assert sum(steps.counts) == 3
+
+
+def test_guesses_are_reported_beside_those_that_were_right() -> None:
+    built, runner = engine(num_speculative_tokens=4)
+    runner.model = lambda token_ids, _: (
+        1 + len(token_ids) % 4 if len(token_ids) < 20 else 500 + len(token_ids)
+    )
+    built.add(request(1, 6, max_tokens=40), "a")
+    run_until_idle(built)
+    figures = EngineFigures(EnginePump(built, CARD), {}, "cpu", lambda: 0.0)
+    values = {sample.metric: sample.value for sample in figures.samples()}
+    drafted, accepted = values[c.ENGINE_DRAFTED], values[c.ENGINE_ACCEPTED]
+    assert isinstance(drafted, float | int)
+    assert isinstance(accepted, float | int)
+    assert 0 < accepted < drafted
