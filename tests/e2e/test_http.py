@@ -1,6 +1,7 @@
 """The way from a client to a replica and back, through HAProxy, Serve and the step stream."""
 
 import json
+import re
 import socket
 import threading
 
@@ -24,7 +25,10 @@ def client(server: Server) -> openai.OpenAI:
 def test_it_says_where_it_serves_and_how_to_try_it(server: Server) -> None:
     first, second = server.announced.splitlines()
     limits = "2 replicas · 1,024 KV blocks of 16 tokens · up to 2 sequences"
-    assert first == f"Headway serves null at {server.url} · {limits} · no model"
+    start = r"started in \d+\.\d s \(importing \d+\.\d, loading nothing \d+\.\d\)"
+    assert re.fullmatch(
+        re.escape(f"Headway serves null at {server.url} · {limits} · no model · ") + start, first
+    )
     assert second.startswith(
         f"curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d '"
     )
