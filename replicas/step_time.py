@@ -28,6 +28,10 @@ REFIT_EVERY: Final = 32
 FIT_SWEEPS: Final = 40
 RIDGE: Final = 1e-6
 CHUNK_MULTIPLE: Final = 16
+UNSEEN_TOKENS: Final = 64
+TRUST: Final = 2
+"""A chunk beside decodes may be so many times as large as the largest step that the fit has seen, or
+UNSEEN_TOKENS: what larger ones cost is not known, and the fit would say nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class StepTimeModel:
         self._num_seen = 0
         self._num_since_fit = 0
         self._q99 = 0.0
+        self._largest_seen = 0
+        self._largest_fitted = 0
         self.fitted = False
 
     @property
@@ -93,6 +99,7 @@ class StepTimeModel:
             return
         if self.fitted and shape.kv_read_tokens:
             self._residuals.append(seconds - self.predict(shape))
+        self._largest_seen = max(self._largest_seen, shape.num_new_tokens)
         key = (_segment(shape.num_new_tokens), shape.prefill_work > 0)
         region = self._regions.setdefault(key, _Region())
         region.features.append(_features(shape))
@@ -112,8 +119,10 @@ class StepTimeModel:
     def largest_chunk(self, base: StepShape, context: int, budget_s: float, limit: int) -> int:
         """The most prefill tokens, <= limit, that may join `base` within `budget_s`.
 
-        Rounded down to a multiple of 16, except when all of `limit` fits. 0 if nothing fits.
+        Rounded down to a multiple of 16, except when all of `limit` fits. 0 if nothing fits. Much larger
+        steps than any seen so far do not fit.
         """
+        limit = min(limit, max(UNSEEN_TOKENS, TRUST * self._largest_fitted))
         if self.predict(base.with_prefill(limit, context)) <= budget_s:
             return limit
         low, high = 0, limit // CHUNK_MULTIPLE
@@ -127,6 +136,7 @@ class StepTimeModel:
 
     def _fit(self) -> None:
         self._num_since_fit = 0
+        self._largest_fitted = self._largest_seen
         rows = np.array([row for region in self._regions.values() for row in region.features])
         seconds = np.array([value for region in self._regions.values() for value in region.seconds])
         # Relative errors: a 2 s prefill must not drown the 30 ms decodes whose latency is promised.

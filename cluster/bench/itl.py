@@ -44,7 +44,8 @@ TTFT_PROMPTS: Final = 5
 """The target of a prompt's first token is the time for so many lone prompts."""
 WITHIN: Final = 0.99
 MAX_MODEL_LEN: Final = 4096
-PROBE_S: Final = 200.0
+PROBE_PROMPTS: Final = 60
+"""A probe lasts as long as so many lone prompts."""
 BISECTIONS: Final = 6
 
 
@@ -169,7 +170,9 @@ def capacity_rps(config: ResolvedConfig, seconds: StepTimeModel, measured: Measu
             eos_token_ids=frozenset(),
             clock=runner.clock,
         )
-        watched = watch(engine, runner.clock, poisson(rate), measured.prompt_tokens, PROBE_S)
+        watched = watch(
+            engine, runner.clock, poisson(rate), measured.prompt_tokens, PROBE_PROMPTS * measured.prompt_s
+        )
         return (
             watched.within(measured.target_s) >= WITHIN
             and watched.num_unserved <= 1 + rate * measured.ttft_target_s

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from replicas.step_time import SKIPPED_STEPS, StepShape, StepTimeModel
+from replicas.step_time import SKIPPED_STEPS, TRUST, UNSEEN_TOKENS, StepShape, StepTimeModel
 
 
 def true_seconds(shape: StepShape) -> float:
@@ -94,3 +94,14 @@ def test_shapes_can_be_taken_apart_again() -> None:
     base = StepShape(num_new_tokens=3, kv_read_tokens=30, num_sampling=3)
     assert base.with_prefill(7, 5, True).with_prefill(-7, 5, True) == base
     assert base.without_decode(10) == StepShape(num_new_tokens=2, kv_read_tokens=20, num_sampling=2)
+
+
+def test_no_chunk_is_much_larger_than_any_step_seen() -> None:
+    model = StepTimeModel()
+    for _ in range(40):
+        model.observe(StepShape(num_new_tokens=8, kv_read_tokens=80, num_sampling=8), 0.02)
+    base = StepShape(num_new_tokens=8, kv_read_tokens=80, num_sampling=8)
+    assert model.largest_chunk(base, 0, budget_s=0.1, limit=2000) == UNSEEN_TOKENS
+    for _ in range(40):
+        model.observe(base.with_prefill(64, 0), 0.021)
+    assert model.largest_chunk(base, 0, budget_s=1.0, limit=2000) == TRUST * 72
