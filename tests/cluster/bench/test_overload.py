@@ -41,6 +41,7 @@ def test_one_seed_gives_one_outcome_and_light_load_keeps_every_promise() -> None
 
 
 def test_overload_leaves_no_seat_idle_and_the_top_tier_its_promise() -> None:
-    overloaded = run(simulate(seed=1, duration_s=15.0, rate_per_s=40.0))
+    saturated = run(simulate(seed=1, duration_s=20.0, rate_per_s=None))
+    overloaded = run(simulate(seed=1, duration_s=30.0, rate_per_s=1.5 * saturated.num_finished / 20.0))
     assert overloaded.attainment(TIERS[0]) >= 0.99
     assert overloaded.idle_fraction < 0.02
