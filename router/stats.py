@@ -20,6 +20,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     """By bucket of router.histogram.WAIT_EDGES_MS."""
     itl_counts: tuple[int, ...] = ()
     """By bucket of router.histogram.ITL_EDGES_MS."""
+    queue_wait_counts: tuple[int, ...] = ()
+    """Waits in this router until a replica was chosen, by bucket of router.histogram.WAIT_EDGES_MS."""
     kept: int = 0
     broken: int = 0
     output_tokens: int = 0
@@ -66,6 +68,7 @@ def _tier(tier: TierMeasures, open_gap_ms: float, queue: QueueState) -> TierStat
         itl_target_ms=tier.itl_target_ms,
         ttft_counts=tuple(tier.ttft_ms.counts),
         itl_counts=tuple(tier.itl_ms.counts),
+        queue_wait_counts=tuple(tier.queue_wait_ms.counts),
         kept=tier.num_kept,
         broken=tier.num_broken,
         output_tokens=tier.output_tokens,
