@@ -5,8 +5,9 @@ and a step gives it some of them under one token budget:
 
 1. every decode (one token to go) gets its token; if blocks run out, sequences are preempted, the worst
    (effective tier, arrival) first, just enough;
-2. running prefills continue, best first, within the token budget and the ITL budget;
-3. waiting sequences start, best first, while a seat, blocks and budget last. One of a better tier may
+2. running prefills continue, best first, within the token budget and the ITL budget; waiting sequences
+   of better effective tiers start before them;
+3. the others that wait start, best first, while a seat, blocks and budget last. One of a better tier may
    take seat and blocks from running ones of a worse tier.
 
 Sources: iteration-level scheduling (Orca, OSDI'22), paged blocks and recompute (vLLM, SOSP'23), chunked
@@ -24,7 +25,7 @@ from replicas.sequence import Sequence, SequenceStatus
 from replicas.step import ScheduledSequence, Step, StepResult, Verified
 from replicas.step_time import StepShape, StepTimeModel
 from replicas.tier_loads import tier_loads
-from replicas.waiting import WaitingQueue
+from replicas.waiting import WaitingQueue, effective_tier, prefill_tier
 
 Outputs = dict[str, list[TokenDelta]]
 """Deltas by owner."""
@@ -120,8 +121,11 @@ class Scheduler:
         self._step_number += 1
         prefills = self._schedule_decodes(step, now)
         budget = PrefillBudget(self.config, self._step_time, step)
-        for sequence in by_rank(prefills, now, self.config.aging_s):
-            self._schedule_prefill(sequence, step, budget)
+        aging_s = self.config.aging_s
+        for sequence in by_rank(prefills, now, aging_s):
+            self._start_waiting(step, budget, now, above=prefill_tier(sequence, now, aging_s))
+            if sequence.status is SequenceStatus.RUNNING:  # else somebody better has just taken its seat
+                self._schedule_prefill(sequence, step, budget)
         self._start_waiting(step, budget, now)
         self._overloaded = step.overloaded = budget.at_floor
         if self.config.num_speculative_tokens:
@@ -264,14 +268,15 @@ class Scheduler:
         if granted:
             step.add_prefill(sequence, granted, samples=granted == wanted)
 
-    def _start_waiting(self, step: Step, budget: PrefillBudget, now: float) -> None:
+    def _start_waiting(self, step: Step, budget: PrefillBudget, now: float, above: int | None = None) -> None:
+        """Start waiting sequences; only those of effective tiers better than `above` if that is given."""
         is_static = self.config.batching != "continuous"
         if is_static and self._running:
             return  # a static batch is bound until its longest member ends
-        blocked_tiers: set[int] = set()
+        aging_s, blocked_tiers = self.config.aging_s, set[int]()
         while budget.left > 0 or is_static:
             sequence = self._waiting.next(now, blocked_tiers)
-            if sequence is None:
+            if sequence is None or (above is not None and effective_tier(sequence, now, aging_s) >= above):
                 return
             match = self.cache.match_prefix(sequence)
             if not is_static and not budget.could_take(sequence.num_tokens - match.num_tokens):

@@ -40,6 +40,12 @@ def effective_tier(sequence: Sequence, now: float, aging_s: float) -> int:
     return sequence.tier - math.floor(waited_s / aging_s)
 
 
+def prefill_tier(sequence: Sequence, now: float, aging_s: float) -> int:
+    """The tier in which a running prefill competes for the rest of its prompt: time with a seat counts, or
+    a better tier that always has prompts would keep it from its first token for good."""
+    return sequence.tier - math.floor((now - sequence.arrival_at) / aging_s)
+
+
 class WaitingQueue:
     """One FIFO per tier; only their heads are compared, so age never needs a re-sort.
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from cluster.bench.report import commit, percentile, progress
 from cluster.bench.workload import LognormalLengths, random_prompt
-from cluster.simulation.profile import StepTimes
+from cluster.simulation.profile import StepTimes, tier_itl_targets
 from cluster.simulation.replica import VOCAB_SIZE, VirtualReplica
 from cluster.simulation.transport import VirtualTransport
 from cluster.simulation.virtual_time import run as run_in_virtual_time
@@ -46,8 +46,8 @@ COST: Final = StepTimes.linear(
 16 --input-tokens 200 --output-tokens 60`: the bundled model in int8 on two cores, made linear in the new
 tokens (within 12% of it from 1 to 512 of them)."""
 TIERS: Final = (
-    Tier(name="interactive", level=0, ttft_target_ms=2_000.0, aging_s=AGING_S),
-    Tier(name="standard", level=1, ttft_target_ms=10_000.0, aging_s=AGING_S),
+    Tier(name="interactive", level=0, ttft_target_ms=2_000.0, itl_target_ms=400.0, aging_s=AGING_S),
+    Tier(name="standard", level=1, ttft_target_ms=10_000.0, itl_target_ms=400.0, aging_s=AGING_S),
     Tier(name="batch", level=2, queue_ttl_s=600.0, aging_s=AGING_S),
 )
 SHARES: Final = (0.2, 0.6, 0.2)
@@ -61,6 +61,7 @@ CONFIG: Final = ResolvedConfig(
     block_size=16,
     num_blocks=SEATS * 2048 // 16,
     aging_s=AGING_S,
+    tier_itl_target_ms=tier_itl_targets(TIERS),
 )
 
 

@@ -111,6 +111,35 @@ def test_a_better_tier_takes_the_seat_of_the_worst_running_one() -> None:
     assert seen.finished[2, 0] is FinishReason.LENGTH
 
 
+def test_a_better_tier_computes_its_prompt_before_a_long_one_that_runs() -> None:
+    built, runner = engine(max_num_batched_tokens=8)
+    built.add(request(1, 30, tier=1), "a")
+    assert step_slices(built, runner) == [(1, 0, 8)]
+    built.add(request(2, 4, tier=1), "a")
+    built.add(request(3, 5, tier=0), "a")
+    assert step_slices(built, runner) == [(3, 0, 5), (1, 8, 3)]
+
+
+def test_a_long_prompt_that_runs_is_not_kept_from_its_end_by_a_better_tier() -> None:
+    clock = Clock()
+    built, runner = engine(clock, max_num_batched_tokens=8, aging_s=10.0)
+    built.add(request(1, 12, tier=1), "a")
+    built.step()
+    built.add(request(2, 8, max_tokens=1, tier=0), "a")
+    assert step_slices(built, runner) == [(2, 0, 8)]
+    clock.now = 10.0
+    built.add(request(3, 8, max_tokens=1, tier=0), "a")
+    assert step_slices(built, runner) == [(1, 8, 4), (3, 0, 4)]
+
+
+def test_a_running_prompt_whose_seat_a_better_tier_takes_is_not_computed() -> None:
+    built, runner = engine(max_num_seqs=1, max_num_batched_tokens=8)
+    built.add(request(1, 12, tier=1), "a")
+    built.step()
+    built.add(request(2, 4, tier=0), "a")
+    assert step_slices(built, runner) == [(2, 0, 4)]
+
+
 def test_an_equal_tier_never_takes_a_seat() -> None:
     built, runner = engine(max_num_seqs=1)
     built.add(request(1, 4, max_tokens=50, tier=1), "a")
