@@ -14,6 +14,7 @@ from replicas.engine import Engine
 from replicas.startup import OpenedRunner
 from router.app import App, build_app
 from router.errors import ApiError
+from router.generation import GenerationTimes
 from router.text import TextCodec
 from tests.replicas.test_model_engine import open_tiny
 from tests.replicas.tiny_models import llama, save
@@ -28,6 +29,8 @@ class Played:
     """A generation that has ended."""
 
     refusal: ApiError | None = None
+    queue_wait_s: float | None = None
+    times = GenerationTimes()
 
     def __init__(self, deltas: list[TokenDelta]) -> None:
         self._deltas = deltas
