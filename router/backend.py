@@ -154,7 +154,7 @@ class ReplicaBackend:
             raise NoReplicaError("no replica can serve now")
         some = self._fleet.shortlist((), self._draw)
         loads = (connection.streams.load for connection in some if connection.streams is not None)
-        ahead = self._ahead(tier, tenant, len(prompt_ids))
+        ahead = self._ahead(tier, tenant, weight, len(prompt_ids))
         decision = self._admission.decide(tier, ahead, loads, self._now())
         if isinstance(decision, Reject):
             self._demand_tally.note_refusal(tier)
@@ -197,10 +197,10 @@ class ReplicaBackend:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _ahead(self, tier: int, tenant: str, num_prompt_tokens: int) -> Ahead:
+    def _ahead(self, tier: int, tenant: str, weight: float, num_prompt_tokens: int) -> Ahead:
         rooms = (connection.room(tier) for connection in self._fleet)
         num_better = self._dispatcher.num_ahead(tier - 1)
-        num_outputs = num_better + self._dispatcher.num_before(tier, tenant)
+        num_outputs = num_better + self._dispatcher.num_before(tier, tenant, weight)
         has_seat = self._fleet.has_more_seats_than(num_outputs, tier)
         # With a seat nobody asks further: with many replicas the sum is most of a request's cost.
         others = () if has_seat else tuple(self._fleet)
@@ -234,7 +234,8 @@ class ReplicaBackend:
         tier = generation.request.tier
         self._demand_tally.note_refusal(tier)
         self._stop_waiting(request_id)
-        ahead = self._ahead(tier, generation.client.tenant, len(generation.request.prompt_ids))
+        client, num_tokens = generation.client, len(generation.request.prompt_ids)
+        ahead = self._ahead(tier, client.tenant, client.weight, num_tokens)
         expired = self._admission.expired(tier, ahead, self.loads().values(), self._now())
         generation.refusal = overloaded(
             expired.message, code=expired.reason, retry_after_s=expired.retry_after_s

@@ -52,6 +52,8 @@ class Waiting:
     max_tokens: int
     """Most tokens of each output."""
     queued_at: float
+    weight: float = 1.0
+    """Of its tenant."""
     passed_since: float | None = None
     """When it was first passed by for want of room."""
 
@@ -156,12 +158,12 @@ class Dispatcher:
         """Outputs that wait in this tier and the better ones."""
         return sum(queue.num_outputs for queue in self._tiers.values() if queue.tier <= tier)
 
-    def num_before(self, tier: int, tenant: str) -> int:
+    def num_before(self, tier: int, tenant: str, weight: float = 1.0) -> int:
         """Outputs of exactly this tier that probably go before a new request of this tenant."""
         queue = self._tiers.get(tier)
         if queue is None or not len(queue):
             return 0
-        num_requests = len(queue.first) + queue.fair.num_before(tenant)
+        num_requests = len(queue.first) + queue.fair.num_before(tenant, weight)
         return math.ceil(num_requests * queue.num_outputs / len(queue))
 
     def demand(self, num_replicas: int) -> tuple[TierDemand, ...]:
@@ -184,7 +186,7 @@ class Dispatcher:
 
     def add(self, waiting: Waiting) -> None:
         """Queue a new request behind those of its tenant."""
-        self._enter(waiting).fair.push(waiting.tenant, waiting.key, waiting)
+        self._enter(waiting).fair.push(waiting.tenant, waiting.key, waiting, waiting.weight)
 
     def add_first(self, waiting: Waiting) -> None:
         """Queue a request that was interrupted: it is next within its tier."""

@@ -58,6 +58,8 @@ class FairQueue(Generic[Item]):
         self._counters: dict[str, float] = {}
         self._lines: dict[str, OrderedDict[int, tuple[int, Item]]] = {}  # tenant -> key -> ticket, item
         self._heap: list[_Rank] = []
+        self._weights: dict[str, float] = {}  # of the tenants with queued requests
+        self._sum_weights = 0.0
         self._ranks: dict[str, _Rank] = {}  # the one valid entry of each tenant in the heap
         self._next_ticket = 0
         self._floor = 0.0  # counter of the tenant served last
@@ -80,15 +82,17 @@ class FairQueue(Generic[Item]):
         """Weighted service so far; 0 for a tenant never seen, or forgotten."""
         return self._counters.get(tenant, 0.0)
 
-    def num_before(self, tenant: str) -> int:
-        """Requests that probably go before a new one of this tenant: its own, and as many of each other
-        tenant, as if all had equal weights and enough queued. O(1)."""
+    def num_before(self, tenant: str, weight: float = 1.0) -> int:
+        """Requests that probably go before a new one of this tenant: its own, and of each other tenant as
+        many as its weight brings meanwhile, as if all had enough queued. O(1)."""
         own = len(self._lines.get(tenant, ()))
-        num_others = len(self._lines) - (tenant in self._lines)
-        return min(self._num_items, own + (own + 1) * num_others)
+        other_weights = self._sum_weights - self._weights.get(tenant, 0.0)
+        return min(self._num_items, own + round((own + 1) * other_weights / weight))
 
-    def push(self, tenant: str, key: int, item: Item) -> None:
+    def push(self, tenant: str, key: int, item: Item, weight: float = 1.0) -> None:
         """Queue `item` behind the others of its tenant. `key` must not be queued already."""
+        self._sum_weights += weight - self._weights.get(tenant, 0.0)
+        self._weights[tenant] = weight
         ticket = self._next_ticket
         self._next_ticket += 1
         line = self._lines.get(tenant)
@@ -111,6 +115,7 @@ class FairQueue(Generic[Item]):
         if not line:
             self._floor = self.counter(tenant)
             del self._lines[tenant], self._ranks[tenant]
+            self._sum_weights -= self._weights.pop(tenant)
             self._forget_idle()
         return entry[1]
 

@@ -118,6 +118,7 @@ class ReplicaGeneration:
             num_tokens=len(request.prompt_ids) + sum(map(len, request.resumed_output_ids)),
             max_tokens=request.sampling.max_tokens,
             queued_at=now,
+            weight=self.client.weight,
         )
 
     def fits(self, connection: Connection) -> bool:

@@ -164,3 +164,15 @@ def test_before_a_new_request_go_its_own_and_as_many_of_each_other_tenant() -> N
     for key in range(9, 12):
         queue.push("other", key, "x")
     assert [queue.num_before(tenant) for tenant in ("new", "other", "flood")] == [2, 7, 12]
+
+
+def test_before_a_new_request_a_tenant_of_twice_the_weight_gets_twice_as_many() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for key in range(9):
+        queue.push("heavy", key, "x", weight=2.0)
+    assert [queue.num_before("new", weight) for weight in (1.0, 2.0, 4.0)] == [2, 1, 0]
+    queue.push("new", 9, "x", weight=1.0)
+    assert [queue.num_before("new"), queue.num_before("heavy", 2.0)] == [5, 10]
+    for key in range(9):
+        queue.remove("heavy", key)
+    assert queue.num_before("another") == 1
