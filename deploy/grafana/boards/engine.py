@@ -63,6 +63,14 @@ ENGINE: Final = Board(
             ),
         ),
         Panel(
+            title="Guessed tokens per second",
+            queries=(
+                Query(expr=rate("ray_headway_engine_draft_tokens_total"), legend="guessed", event_only=True),
+                Query(expr=rate("ray_headway_engine_accepted_tokens_total"), legend="right", event_only=True),
+            ),
+            help="Speculation by prompt lookup, where it is on.",
+        ),
+        Panel(
             title="Share of the time in scheduler and model",
             queries=(
                 Query(
