@@ -172,9 +172,8 @@ class ReplicaStreams:
         if reply.failure is not None:
             raise EpochOverError(f"the replica reports: {reply.failure}")
         self.is_confirmed = True
-        self._note_credits(reply.credits)
         if reply.load is not None:
-            self._note_load(reply.load)
+            self._note_report(reply.load, reply.credits)
         num_applied = max(0, reply.applied_through - self._applied)
         for _ in range(num_applied):
             self._unapplied.popleft()
@@ -213,8 +212,7 @@ class ReplicaStreams:
             raise SubscriptionBrokenError(f"frame {frame.number} came after frame {self._received}")
         self._received = frame.number
         wanted = [delta for delta in frame.deltas if self._accept(delta)]
-        self._note_load(frame.load)
-        self._note_credits(frame.credits)
+        self._note_report(frame.load, frame.credits)
         return wanted
 
     def fail(self, error: str) -> list[TokenDelta]:
@@ -239,13 +237,13 @@ class ReplicaStreams:
                 del self._open[delta.request_id]
         return True
 
-    def _note_load(self, load: ReplicaLoad) -> None:
+    def _note_report(self, load: ReplicaLoad, credits: Credits) -> None:
+        """Take over what is newest: replies and frames travel apart, and frames may come again."""
+        if credits.number < self._credits.number:
+            return
+        self._credits = credits
         self.load = load
         self._num_foreign = max(0, load.num_running + load.num_waiting - self.num_outputs)
-
-    def _note_credits(self, credits: Credits) -> None:
-        if credits.number > self._credits.number:
-            self._credits = credits
 
     def _check_epoch(self, replica_epoch: int) -> None:
         if replica_epoch != self._replica_epoch:

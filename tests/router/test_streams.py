@@ -4,11 +4,13 @@ from replicas.api import (
     Abort,
     BatchReply,
     CommandBatch,
+    Credits,
     FinishReason,
     ReplicaLoad,
     StepOutputs,
     Submit,
     Subscribe,
+    TierCredit,
     TokenDelta,
 )
 from router.streams import (
@@ -250,3 +252,20 @@ def test_replies_report_the_load_too(streams: ReplicaStreams) -> None:
     streams.take_batch()
     streams.replied(make_reply(0, ReplicaLoad(num_running=2, num_waiting=3)))
     assert streams.num_busy == 5
+
+
+def test_a_report_that_was_overtaken_by_a_newer_one_is_ignored(streams: ReplicaStreams) -> None:
+    frame = StepOutputs(
+        REPLICA_EPOCH, 1, 0.0, ReplicaLoad(num_running=0), [], Credits(8, (TierCredit(0, 4, 9),))
+    )
+    reply = BatchReply(
+        replica_epoch=REPLICA_EPOCH,
+        applied_through=0,
+        load=ReplicaLoad(num_running=3),
+        credits=Credits(7, (TierCredit(0, 1, 9),)),
+    )
+    streams.take_batch()
+    streams.receive(frame)
+    streams.replied(reply)
+    assert streams.num_busy == 0
+    assert streams.room(0).num_outputs == 4
