@@ -75,6 +75,9 @@ class Stretch:
         return self.rates[place] * (1 - part) + self.rates[place + 1] * part
 
 
+POLICIES: Final = ("headway", "ray_default", "ttft_threshold", "hpa", "kpa", "dynamo", "static_peak")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What all policies of a comparison share."""
@@ -198,7 +201,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cold-start", type=float, default=60.0)
     parser.add_argument("--utilisation", type=float, default=0.8, help="that headway plans for (default 0.8)")
     parser.add_argument("--profile", default="h200-8b")
-    parser.add_argument("--policies", default="", help="some of them, with commas (default: all)")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="default: all")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -222,11 +225,12 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     plans, best = oracle(setting, stretches)
     most = max(max(plan) for plan in plans)
     scores = {"oracle": best}
-    for name, make in policies(setting, most, args.utilisation).items():
-        if args.policies and name not in args.policies.split(","):
-            continue
+    makers = policies(setting, most, args.utilisation)
+    for name in args.policies:
         outcomes = [
-            setting.serve(stretch, make(), most if name == "static_peak" else plan[0], args.cold_start)
+            setting.serve(
+                stretch, makers[name](), most if name == "static_peak" else plan[0], args.cold_start
+            )
             for stretch, plan in zip(stretches, plans, strict=True)
         ]
         scores[name] = score(outcomes)
