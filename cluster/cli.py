@@ -197,8 +197,16 @@ def _deploy(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from cluster.bench.report import print_report
+    from load.errors import LoadError
 
-    print_report(options.bench(options), options.json)
+    try:
+        print_report(options.bench(options), options.json)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ConfigError(f"{error.filename}: {error.strerror}") from None
+    except LoadError as error:
+        raise ConfigError(str(error)) from None
     return 0
 
 

@@ -103,6 +103,17 @@ def test_a_benchmark_without_its_model_is_one_line(tmp_path: Path) -> None:
     assert line.startswith(f"headway: model {tmp_path}: cannot read")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("routing", "--trace", "missing"),  # OSError
+        ("fidelity", "--trace", "missing"),  # LoadError
+    ],
+)
+def test_a_benchmark_without_its_file_is_one_line(arguments: tuple[str, ...]) -> None:
+    assert refusal("bench", *arguments).startswith("headway: ")
+
+
 def test_a_taken_port_is_one_line_before_ray_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
