@@ -29,6 +29,10 @@ class Ports:
     """HAProxy's pages of statistics."""
     metrics: int
     """HAProxy's own metrics, for Prometheus."""
+    fallback_http: int
+    """Serve's own proxy, to which HAProxy turns while no router answers."""
+    fallback_grpc: int
+    """The same for gRPC."""
     first_ingress: int
     """The first of NUM_INGRESS_PORTS on which routers answer HAProxy."""
 
@@ -38,6 +42,8 @@ def free_ports(draw: random.Random) -> Ports:
     return Ports(
         stats=free_port(draw),
         metrics=free_port(draw),
+        fallback_http=free_port(draw),
+        fallback_grpc=free_port(draw),
         first_ingress=draw.randrange(PORTS.start, PORTS.stop - NUM_INGRESS_PORTS),
     )
 
@@ -54,6 +60,10 @@ def serve_environment(http: HttpConfig, metrics: MetricsConfig, folder: Path, po
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(http.max_stream_s),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.stats),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.metrics),
+        # Its default is one for all clusters of a host, which then share it by SO_REUSEPORT: a request could
+        # reach another cluster, with other keys.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(sockets / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(sockets / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(sockets / "metrics.sock"),

@@ -11,7 +11,7 @@ from cluster.environment import Ports, serve_environment
 from cluster.errors import StartError
 from cluster.haproxy import write_haproxy
 
-PORTS: Final = Ports(stats=8404, metrics=9101, first_ingress=30_000)
+PORTS: Final = Ports(stats=8404, metrics=9101, fallback_http=8500, fallback_grpc=9500, first_ingress=30_000)
 """The same on every node, for the rules of firewalls. Below the kernel's ephemeral ports."""
 
 

@@ -13,7 +13,7 @@ from cluster.environment import (
     serve_environment,
 )
 
-PRIVATE = Ports(stats=1, metrics=2, first_ingress=3)
+PRIVATE = Ports(stats=1, metrics=2, fallback_http=3, fallback_grpc=4, first_ingress=5)
 
 
 def test_limits_come_from_the_configuration() -> None:
@@ -44,6 +44,12 @@ def test_the_routers_ports_are_neither_the_kernels_nor_privileged() -> None:
     environment = serve_environment(HttpConfig(), MetricsConfig(), Path("/f"), ports)
     assert int(environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"]) >= PORTS.start
     assert int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"]) <= PORTS.stop
+
+
+def test_no_port_of_serve_is_left_to_a_default_that_clusters_of_one_host_would_share() -> None:
+    environment = serve_environment(HttpConfig(), MetricsConfig(), Path("/f"), PRIVATE)
+    ports = {name: value for name, value in environment.items() if name.endswith("_PORT")}
+    assert {value for name, value in ports.items() if "MAX" not in name} == {"1", "2", "3", "4", "5"}
 
 
 def test_a_free_port_is_free_and_not_one_that_the_kernel_gives_away() -> None:
