@@ -31,20 +31,16 @@ class FrameWindow:
         """A subscription is open: new frames go out at once."""
         self._encoder = msgspec.msgpack.Encoder()
         self._replica_epoch = replica_epoch
-        self._acked = 0
-        self._unacked: deque[bytes] = deque()  # frames _acked + 1, _acked + 2, ...
+        self.acked = 0
+        """Number of the last acknowledged frame; 0 before the first."""
+        self._unacked: deque[bytes] = deque()  # frames acked + 1, acked + 2, ...
         self._pending: dict[tuple[int, int, int], TokenDelta] = {}
         self._stalled_since: float | None = None
 
     @property
     def number(self) -> int:
         """Number of the last frame made; 0 before the first."""
-        return self._acked + len(self._unacked)
-
-    @property
-    def acked(self) -> int:
-        """Number of the last acknowledged frame; 0 before the first."""
-        return self._acked
+        return self.acked + len(self._unacked)
 
     @property
     def num_pending(self) -> int:
@@ -85,11 +81,11 @@ class FrameWindow:
 
     def acknowledge(self, number: int, now: float) -> None:
         """Forget the frames up to `number`. Numbers below the last one, or never sent, change nothing."""
-        if not self._acked < number <= self.number:
+        if not self.acked < number <= self.number:
             return
-        while self._acked < number:
+        while self.acked < number:
             self._unacked.popleft()
-            self._acked += 1
+            self.acked += 1
         self._restart_stall(now)
 
     def connect(self, received: int, now: float) -> list[bytes] | None:
