@@ -18,6 +18,7 @@ from ray.serve.config import AutoscalingConfig as ServeAutoscaling
 from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
+from cluster import itl_targets
 from cluster.config import ClusterConfig, HttpConfig, parse_config
 from cluster.deployments import ledger_deployment, replica_deployment, router_deployment
 from cluster.environment import connect_problem
@@ -82,10 +83,7 @@ def _number(config: ClusterConfig, engine: EngineConfig) -> dict[str, Any]:
     scaling = config.autoscaling
     if scaling is None:
         return {"num_replicas": config.replicas}
-    tiers = tuple(
-        msgspec.structs.replace(t, itl_target_ms=engine.tier_itl_target_ms.get(t.level, engine.itl_target_ms))
-        for t in config.tiers
-    )
+    tiers = itl_targets.settled(config.tiers, engine)
     serve_config = ServeAutoscaling(
         min_replicas=scaling.min_replicas,
         initial_replicas=config.replicas,
@@ -115,8 +113,8 @@ def _with_counted_threads(engine: EngineConfig) -> EngineConfig:
 
 def _with_tier_targets(engine: EngineConfig, tiers: tuple[Tier, ...]) -> EngineConfig:
     """What the tiers promise holds for the engine's steps, unless its own section says otherwise."""
-    promised = {tier.level: tier.itl_target_ms for tier in tiers if tier.itl_target_ms is not None}
-    return msgspec.structs.replace(engine, tier_itl_target_ms=promised | engine.tier_itl_target_ms)
+    targets = itl_targets.promised(tiers) | engine.tier_itl_target_ms
+    return msgspec.structs.replace(engine, tier_itl_target_ms=targets)
 
 
 @contextlib.contextmanager

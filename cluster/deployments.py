@@ -18,6 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from cluster import itl_targets
 from cluster.access import read_pepper
 from cluster.autoscaling_stats import replica_stats, router_stats
 from cluster.config import AccessConfig
@@ -285,8 +286,7 @@ class Router:
         trace_to: str | None,
     ) -> None:
         transport = ServeTransport(replicas)
-        targets = {t.level: config.tier_itl_target_ms.get(t.level, config.itl_target_ms) for t in tiers}
-        settled = tuple(msgspec.structs.replace(t, itl_target_ms=targets[t.level]) for t in tiers)
+        settled = itl_targets.settled(tiers, config)
         measures = RouterMeasures(settled)
         self._backend = ReplicaBackend(
             transport,

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from cluster import itl_targets
 from cluster.bench.report import commit, percentile, progress
 from cluster.bench.workload import LognormalLengths, random_prompt
-from cluster.simulation.profile import StepTimes, tier_itl_targets
+from cluster.simulation.profile import StepTimes
 from cluster.simulation.replica import VOCAB_SIZE, VirtualReplica
 from cluster.simulation.transport import VirtualTransport
 from cluster.simulation.virtual_time import run as run_in_virtual_time
@@ -61,7 +62,7 @@ CONFIG: Final = ResolvedConfig(
     block_size=16,
     num_blocks=SEATS * 2048 // 16,
     aging_s=AGING_S,
-    tier_itl_target_ms=tier_itl_targets(TIERS),
+    tier_itl_target_ms=itl_targets.promised(TIERS),
 )
 
 

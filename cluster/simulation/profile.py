@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
+from cluster import itl_targets
 from cluster.config import ClusterConfig
 from replicas.config import ModelShape, ResolvedConfig, resolve
 from replicas.errors import ConfigError
 from replicas.step_time import StepShape
-from router.tenants import Tier
 
 FOLDER: Final = Path(__file__).parent / "profiles"
 
@@ -94,13 +94,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
         resolved = resolve(config.engine, shape, config.engine.kv_cache_memory or self.kv_bytes)
         return msgspec.structs.replace(
-            resolved, tier_itl_target_ms=tier_itl_targets(config.tiers) | resolved.tier_itl_target_ms
+            resolved, tier_itl_target_ms=itl_targets.promised(config.tiers) | resolved.tier_itl_target_ms
         )
-
-
-def tier_itl_targets(tiers: tuple[Tier, ...]) -> dict[int, float]:
-    """What the tiers promise of the gap between two tokens, by level."""
-    return {tier.level: tier.itl_target_ms for tier in tiers if tier.itl_target_ms is not None}
 
 
 def load_profile(name: str) -> Profile:
