@@ -225,7 +225,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int = 0
     queued_tokens: int = 0
     step_ms: float = 0.0
-    """Duration of the last engine step."""
+    """Median duration of the latest engine steps: what held one of them up says nothing of the next."""
     overloaded: bool = False
     """The prefill chunk is at its floor: the ITL budget cannot be kept with this load."""
     tiers: tuple[TierLoad, ...] = ()

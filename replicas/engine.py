@@ -1,6 +1,8 @@
 """Engine: the loop's body. Schedules, runs, takes over, learns how long it took."""
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ STALL_STEPS = 20
 """A replica with work is stuck when a step takes longer than max(10 s, 20 x q99 of recent steps)."""
 PREFILL_RATE_GAIN = 0.1
 """Weight of the last step with prompts in the reported prefill rate."""
+NUM_LATEST_STEPS = 3
+"""Steps whose median is reported: one alone may have been held up, by the machine or by a frozen process."""
 MAX_FAILED_STEPS = 3
 """So many steps in a row in which every sequence failed: the runner is broken, not the requests."""
 
@@ -99,7 +103,7 @@ class Engine:
         """What the last call of `step` ran; None = nothing."""
         self._step_started_at: float | None = None
         self._step_ended_at: float | None = None
-        self._last_step_s = 0.0
+        self._latest_steps_s: deque[float] = deque(maxlen=NUM_LATEST_STEPS)
         self._prefill_tokens_per_s = 0.0
         self._slowest_recent_s = 0.0
         self._failed_steps = 0
@@ -162,23 +166,24 @@ class Engine:
         self.counters.scheduler_s += (scheduled_at - started_at) + (ended_at - executed_at)
         self.counters.runner_s += executed_at - scheduled_at
         # The whole step counts, scheduling included: that is the gap a stream sees.
-        self._last_step_s = ended_at - started_at
-        self._slowest_recent_s = max(self._last_step_s, 0.999 * self._slowest_recent_s)
+        step_s = ended_at - started_at
+        self._latest_steps_s.append(step_s)
+        self._slowest_recent_s = max(step_s, 0.999 * self._slowest_recent_s)
         if not result.errors:
-            self.step_time.observe(step.shape, self._last_step_s)
-        self._report(step, ended_at)
-        if step.num_prefill_tokens and self._last_step_s > 0:
-            rate = step.num_prefill_tokens / self._last_step_s
+            self.step_time.observe(step.shape, step_s)
+        self._report(step, step_s, ended_at)
+        if step.num_prefill_tokens and step_s > 0:
+            rate = step.num_prefill_tokens / step_s
             old = self._prefill_tokens_per_s or rate
             self._prefill_tokens_per_s = old + PREFILL_RATE_GAIN * (rate - old)
         return outputs
 
-    def _report(self, step: Step, ended_at: float) -> None:
+    def _report(self, step: Step, step_s: float, ended_at: float) -> None:
         before_at = self._step_ended_at
         self._step_ended_at = ended_at if self.has_work else None
         self._watch(
             StepReport(
-                step_s=self._last_step_s,
+                step_s=step_s,
                 gap_s=None if before_at is None else ended_at - before_at,
                 num_sequences=len(step.sequences),
                 num_decodes=step.num_decodes,
@@ -187,7 +192,8 @@ class Engine:
         )
 
     def load(self) -> ReplicaLoad:
-        return self.scheduler.load(self._last_step_s * 1e3, self._prefill_tokens_per_s)
+        step_s = statistics.median(self._latest_steps_s) if self._latest_steps_s else 0.0
+        return self.scheduler.load(step_s * 1e3, self._prefill_tokens_per_s)
 
     def capability(self, load: ReplicaLoad) -> Capability:
         """How much work this engine can take, its sequences being as long as those of `load`. Callable from

@@ -172,7 +172,7 @@ class Admission:
         left = max(rate - better, MIN_SHARE * rate, 1e-3)
         num_own = ahead.num_outputs - ahead.num_better + ahead.num_sent + 1
         seats_s = num_own / left + ahead.num_better / max(rate, 1e-3)
-        return seats_s + min((load.step_ms / 2e3 for load in loads), default=0.0)
+        return seats_s + min((_step_s(load) / 2 for load in loads), default=0.0)
 
     def _reject(self, tier: int, reason: str, message: str, wait_s: float | None, limit_s: float) -> Reject:
         self.num_rejected[tier] += 1
@@ -189,8 +189,13 @@ def _prompts_ahead_s(loads: Sequence[ReplicaLoad], tier: int) -> float:
     counts whole: a moment is more likely to fall into a long step than into a short one.
     """
     ready = [load for load in loads if load.num_running + load.num_waiting < load.max_num_seqs]
-    times = [load.step_ms / 1e3 + _queued_s(load, tier) for load in ready or loads]
+    times = [_step_s(load) + _queued_s(load, tier) for load in ready or loads]
     return sum(times) / len(times) if times else 0.0
+
+
+def _step_s(load: ReplicaLoad) -> float:
+    """How long the step under way takes, if there is one."""
+    return load.step_ms / 1e3 if load.num_running else 0.0
 
 
 def _queued_s(load: ReplicaLoad, tier: int) -> float:

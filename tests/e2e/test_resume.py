@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -37,29 +38,25 @@ def answers(
 ) -> list[Any]:
     """What each stream brought: text, logprobs and finish; sends signals to processes once all have begun."""
     began = threading.Semaphore(0)
-    found: list[Any] = [None] * len(bodies)
 
-    def run(i: int) -> None:
-        choices = [choice for event in stream(server, bodies[i], began) for choice in event["choices"]]
+    def run(body: dict[str, Any]) -> dict[str, Any]:
+        choices = [choice for event in stream(server, body, began) for choice in event["choices"]]
         logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-        found[i] = {
+        return {
             "text": "".join(choice["text"] for choice in choices),
             "tokens": [token for entry in logprobs for token in entry["tokens"]],
             "logprobs": [value for entry in logprobs for value in entry["token_logprobs"]],
             "finishes": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
         }
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(bodies))]
-    for thread in threads:
-        thread.start()
-    if signals:
-        for _ in bodies:
-            assert began.acquire(timeout=60)
-    for pid, number in signals.items():
-        os.kill(pid, number)
-    for thread in threads:
-        thread.join(timeout=90)
-    return found
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        streams = [threads.submit(run, body) for body in bodies]
+        if signals:
+            for _ in bodies:
+                assert began.acquire(timeout=60)
+        for pid, number in signals.items():
+            os.kill(pid, number)
+        return [stream.result() for stream in streams]
 
 
 @pytest.fixture(scope="module")

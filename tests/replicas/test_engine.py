@@ -208,3 +208,23 @@ def test_every_step_is_reported_with_the_gap_that_its_decodes_saw() -> None:
     assert reports[0].gap_s is None
     assert [r.gap_s for r in reports[1:3]] == [pytest.approx(0.03), pytest.approx(0.02)]
     assert reports[3].gap_s is None  # nothing ran before it
+
+
+def test_one_step_that_was_held_up_is_not_reported_as_what_steps_take() -> None:
+    clock = Clock()
+    built, runner = engine(clock)
+    execute = runner.execute
+    durations = iter([0.02, 0.03, 11.0, 0.02])
+
+    def timed(step: Step) -> StepResult:
+        clock.now += next(durations)
+        return execute(step)
+
+    runner.execute = timed  # type: ignore[method-assign]
+    assert built.load().step_ms == 0.0
+    built.add(request(1, 6, max_tokens=4), "a")
+    for _ in range(3):
+        built.step()
+    assert built.load().step_ms == pytest.approx(30.0)
+    built.step()
+    assert built.load().step_ms == pytest.approx(30.0)

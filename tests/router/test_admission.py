@@ -19,7 +19,7 @@ TIERS = (
     Tier(name="soon", level=0, ttft_target_ms=2_000.0, max_queue=50),
     Tier(name="late", level=2, queue_ttl_s=100.0),
 )
-IDLE = ReplicaLoad(step_ms=20.0, prefill_tokens_per_s=1000.0)
+STEADY = ReplicaLoad(num_running=1, step_ms=20.0, prefill_tokens_per_s=1000.0)
 
 
 def make_ahead(
@@ -67,12 +67,13 @@ def test_the_drain_rate_is_not_low_in_the_beginning_nor_known_at_once() -> None:
 
 
 def test_the_predicted_wait_is_that_for_a_seat() -> None:
-    wait_s = make_admission().predict_wait_s(0, make_ahead(9), [IDLE], 100.0)
+    wait_s = make_admission().predict_wait_s(0, make_ahead(9), [STEADY], 100.0)
     assert wait_s == pytest.approx(10 / 10 + 0.01, rel=0.1)
 
 
 def test_with_a_seat_it_is_that_for_prompts_of_its_tier_and_better_ones() -> None:
     load = ReplicaLoad(
+        num_running=1,
         step_ms=20.0,
         prefill_tokens_per_s=1000.0,
         tiers=(TierLoad(0, 0, 0, 500), TierLoad(2, 0, 0, 9000)),
@@ -82,33 +83,40 @@ def test_with_a_seat_it_is_that_for_prompts_of_its_tier_and_better_ones() -> Non
     assert decision.predicted_wait_s == pytest.approx(0.02 + 0.5)
 
 
+def test_an_idle_replica_has_no_step_to_wait_for() -> None:
+    idle = ReplicaLoad(max_num_seqs=4, step_ms=11_000.0)
+    decision = make_admission(None).decide(0, make_ahead(seat=True), [idle], 100.0)
+    assert isinstance(decision, Admit)
+    assert decision.predicted_wait_s == 0.0
+
+
 def test_what_better_tiers_take_of_the_seats_is_not_counted_on() -> None:
     admission = make_admission(8.0, tier=0)
     for tick in range(200):
         admission.note_end(2, tick / 2)
-    wait_s = admission.predict_wait_s(2, make_ahead(15, num_better=6), [IDLE], 100.0)
+    wait_s = admission.predict_wait_s(2, make_ahead(15, num_better=6), [STEADY], 100.0)
     assert wait_s == pytest.approx(10 / 2 + 6 / 10, rel=0.1)
-    wait_s = admission.predict_wait_s(0, make_ahead(6), [IDLE], 100.0)
+    wait_s = admission.predict_wait_s(0, make_ahead(6), [STEADY], 100.0)
     assert wait_s == pytest.approx(7 / 10, rel=0.1)
 
 
 def test_a_tier_that_better_ones_leave_nothing_is_counted_on_to_age() -> None:
-    wait_s = make_admission(10.0, tier=0).predict_wait_s(2, make_ahead(), [IDLE], 100.0)
+    wait_s = make_admission(10.0, tier=0).predict_wait_s(2, make_ahead(), [STEADY], 100.0)
     assert wait_s == pytest.approx(1 / (10 * MIN_SHARE), rel=0.1)
 
 
 def test_the_first_token_takes_the_wait_and_the_own_prompt() -> None:
-    decision = make_admission().decide(0, make_ahead(9), [IDLE], 100.0)
+    decision = make_admission().decide(0, make_ahead(9), [STEADY], 100.0)
     assert isinstance(decision, Admit)
     assert decision.predicted_wait_s is not None
     assert decision.predicted_ttft_s == pytest.approx(decision.predicted_wait_s + 0.1)
-    started = make_admission(None).decide(0, make_ahead(room=True, seat=True), [IDLE], 100.0)
+    started = make_admission(None).decide(0, make_ahead(room=True, seat=True), [STEADY], 100.0)
     assert isinstance(started, Admit)
     assert started.predicted_ttft_s == pytest.approx(0.02 + 0.1)
 
 
 def test_room_without_a_seat_is_a_wait_on_the_replica() -> None:
-    decision = make_admission().decide(0, make_ahead(room=True), [IDLE], 100.0)
+    decision = make_admission().decide(0, make_ahead(room=True), [STEADY], 100.0)
     assert isinstance(decision, Admit)
     assert decision.predicted_wait_s == pytest.approx(1 / 10 + 0.01, rel=0.1)
 
@@ -127,7 +135,7 @@ def test_replicas_with_a_free_seat_count_and_of_those_all() -> None:
             num_running=num_running, max_num_seqs=4, step_ms=20.0, prefill_tokens_per_s=1000.0, tiers=tiers
         )
 
-    loads = [load(4, 9000), load(3, 500), load(0, 100)]
+    loads = [load(4, 9000), load(3, 500), load(1, 100)]
     decision = make_admission(None).decide(0, make_ahead(seat=True), loads, 100.0)
     assert isinstance(decision, Admit)
     assert decision.predicted_wait_s == pytest.approx(0.02 + 0.3)
@@ -135,20 +143,20 @@ def test_replicas_with_a_free_seat_count_and_of_those_all() -> None:
 
 def test_a_request_that_waited_twice_its_target_comes_too_late() -> None:
     admission = make_admission()
-    assert [admission.comes_too_late(0, waited_s, [IDLE]) for waited_s in (3.9, 4.1)] == [False, True]
-    assert not admission.comes_too_late(2, 1e6, [IDLE]), "its tier has no target"
+    assert [admission.comes_too_late(0, waited_s, [STEADY]) for waited_s in (3.9, 4.1)] == [False, True]
+    assert not admission.comes_too_late(2, 1e6, [STEADY]), "its tier has no target"
 
 
 def test_a_wait_beyond_the_tiers_target_is_refused_with_the_time_it_is_too_long_by() -> None:
-    decision = make_admission().decide(0, make_ahead(99, 10), [IDLE], 100.0)
+    decision = make_admission().decide(0, make_ahead(99, 10), [STEADY], 100.0)
     assert isinstance(decision, Reject)
     assert decision.reason == "predicted_wait"
     assert 0.8 * 8 <= decision.retry_after_s <= 1.3 * 9 + 1
 
 
 def test_a_tier_without_a_target_may_wait_as_long_as_it_may_queue() -> None:
-    assert isinstance(make_admission(tier=2).decide(2, make_ahead(900, 10), [IDLE], 100.0), Admit)
-    assert isinstance(make_admission().decide(2, make_ahead(2000, 10), [IDLE], 100.0), Reject)
+    assert isinstance(make_admission(tier=2).decide(2, make_ahead(900, 10), [STEADY], 100.0), Admit)
+    assert isinstance(make_admission().decide(2, make_ahead(2000, 10), [STEADY], 100.0), Reject)
 
 
 def test_with_room_nothing_is_refused() -> None:
@@ -158,20 +166,20 @@ def test_with_room_nothing_is_refused() -> None:
 
 def test_while_a_seat_seems_free_only_the_bounds_refuse() -> None:
     admission = make_admission()
-    decision = admission.decide(0, make_ahead(999, 49, seat=True), [IDLE], 100.0)
+    decision = admission.decide(0, make_ahead(999, 49, seat=True), [STEADY], 100.0)
     assert isinstance(decision, Admit)
     assert decision.predicted_wait_s == pytest.approx(0.02)
-    full = admission.decide(0, make_ahead(999, 50, seat=True), [IDLE], 100.0)
+    full = admission.decide(0, make_ahead(999, 50, seat=True), [STEADY], 100.0)
     assert isinstance(full, Reject)
 
 
 def test_without_experience_only_the_bounds_refuse() -> None:
     admission = make_admission(None)
-    assert isinstance(admission.decide(0, make_ahead(49, 49), [IDLE], 100.0), Admit)
-    full = admission.decide(0, make_ahead(50, 50), [IDLE], 100.0)
+    assert isinstance(admission.decide(0, make_ahead(49, 49), [STEADY], 100.0), Admit)
+    full = admission.decide(0, make_ahead(50, 50), [STEADY], 100.0)
     assert isinstance(full, Reject)
     assert full.reason == "queue_full"
-    huge = admission.decide(0, make_ahead(1, 1, 1 << 40), [IDLE], 100.0)
+    huge = admission.decide(0, make_ahead(1, 1, 1 << 40), [STEADY], 100.0)
     assert isinstance(huge, Reject)
     assert huge.reason == "queue_bytes"
     assert admission.num_rejected[0] == 2
@@ -179,7 +187,7 @@ def test_without_experience_only_the_bounds_refuse() -> None:
 
 def test_retry_after_is_spread_and_bounded() -> None:
     admission = make_admission()
-    decisions = [admission.decide(0, make_ahead(n, 10), [IDLE], 100.0) for n in [300] * 100 + [10**6]]
+    decisions = [admission.decide(0, make_ahead(n, 10), [STEADY], 100.0) for n in [300] * 100 + [10**6]]
     times = [decision.retry_after_s for decision in decisions if isinstance(decision, Reject)]
     assert len(set(times)) > 5
     assert max(times) == MAX_RETRY_AFTER_S
@@ -187,11 +195,11 @@ def test_retry_after_is_spread_and_bounded() -> None:
 
 def test_a_few_are_admitted_against_the_prediction() -> None:
     admission = make_admission()
-    decisions = [admission.decide(0, make_ahead(300, 10), [IDLE], 100.0) for _ in range(5000)]
+    decisions = [admission.decide(0, make_ahead(300, 10), [STEADY], 100.0) for _ in range(5000)]
     share = sum(isinstance(decision, Admit) for decision in decisions) / 5000
     assert share == pytest.approx(EXPLORATION, rel=0.5)
 
 
 def test_an_expired_request_is_told_when_the_queue_will_be_shorter() -> None:
-    expired = make_admission().expired(0, make_ahead(99), [IDLE], 100.0)
+    expired = make_admission().expired(0, make_ahead(99), [STEADY], 100.0)
     assert (expired.reason, expired.retry_after_s >= 8) == ("queue_timeout", True)
