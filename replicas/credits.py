@@ -111,8 +111,12 @@ class CreditBook:
 
 
 def _through(tier: int, by_tier: Counter[int]) -> int:
-    """Sum over this tier and the better ones."""
-    return sum(amount for other, amount in by_tier.items() if other <= tier)
+    """Sum over this tier and the better ones. A plain loop: it runs several times per router and step."""
+    total = 0
+    for other, amount in by_tier.items():
+        if other <= tier:
+            total += amount
+    return total
 
 
 def _share(free: int, own: int, total: int) -> int:

@@ -15,7 +15,7 @@ about a request as TokenDeltas, a refused one too: one delta with finish_reason 
 After an AbortRequest it may still report deltas of what was dropped; they go no further.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -335,14 +335,16 @@ class Sessions:
             owner: session.keep_wanted(outputs.get(owner, []), now)
             for owner, session in self._by_owner.items()
         }
-        free_seats = self._credit_book.free_seats([other.account for other in self._by_owner.values()])
+        accounts = self._accounts()
+        free_seats = self._credit_book.free_seats(accounts)
         for owner, wanted in wanted_by_owner.items():
             session = self._by_owner[owner]
             # A router without outputs here hears of nothing: it would wait for its next ping, or refuse.
             is_news = session.misjudges(free_seats)
             if not wanted and not is_news and not session.account.demand.total():
                 continue
-            granted, credits = session.granted, self._credits(session)
+            granted = session.granted
+            credits = self._granted(session, accounts, free_seats)
             if wanted or is_news or session.granted > granted:
                 frames = session.window.push(wanted, load, sent_at, now, credits)
                 self._deliver(session, frames, effects)
@@ -382,11 +384,20 @@ class Sessions:
         effects.commands.extend(ended.commands)
         effects.deliveries.extend(ended.deliveries)
 
+    def _accounts(self) -> list[Account]:
+        return [session.account for session in self._by_owner.values()]
+
     def _credits(self, session: _Session) -> Credits:
-        accounts = [other.account for other in self._by_owner.values()]
+        accounts = self._accounts()
+        return self._granted(session, accounts, self._credit_book.free_seats(accounts))
+
+    def _granted(
+        self, session: _Session, accounts: Collection[Account], free_seats: dict[int, int]
+    ) -> Credits:
+        """Draw up credits, and remember what the router is told with them."""
         tiers = self._credit_book.grant(session.account, accounts)
         session.granted = max(credit.num_outputs for credit in tiers)
-        session.free_seats = self._credit_book.free_seats(accounts)
+        session.free_seats = free_seats
         self._num_credits += 1
         return Credits(self._num_credits, tiers)
 

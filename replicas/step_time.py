@@ -8,8 +8,10 @@ by rows, in stairs on a CPU (8 -> 16 rows was 49 -> 92 ms). All coefficients are
 longer step is never predicted to be faster, and `largest_chunk` may bisect.
 """
 
+import bisect
 import itertools
 import math
+import operator
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 
 KNOTS: Final = (0, 1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Where g may change its slope; the last segment goes on for ever."""
+WIDTHS: Final = tuple(float(high - low) for low, high in itertools.pairwise(KNOTS))
+ZEROS: Final = (0.0,) * len(WIDTHS)
 NUM_FEATURES: Final = len(KNOTS) + 4
 SKIPPED_STEPS: Final = 3
 """First steps compile kernels and touch cold memory; a fit must never see them."""
@@ -111,10 +115,7 @@ class StepTimeModel:
 
     def predict(self, shape: StepShape) -> float:
         """Seconds this step should take; 0 before the first fit."""
-        total = 0.0
-        for weight, value in zip(self._plain, _features(shape), strict=True):
-            total += weight * value
-        return total
+        return sum(map(operator.mul, self._plain, _features(shape)))
 
     def largest_chunk(self, base: StepShape, context: int, budget_s: float, limit: int) -> int:
         """The most prefill tokens, <= limit, that may join `base` within `budget_s`.
@@ -172,17 +173,12 @@ def _nonnegative_least_squares(
 
 
 def _segment(num_tokens: int) -> int:
-    for i in range(len(KNOTS) - 1, 0, -1):
-        if num_tokens > KNOTS[i]:
-            return i
-    return 0
+    return max(0, bisect.bisect_left(KNOTS, num_tokens) - 1)
 
 
 def _features(shape: StepShape) -> list[float]:
     tokens = shape.num_new_tokens
-    row = [1.0]
-    for low, high in itertools.pairwise(KNOTS):
-        row.append(float(min(max(tokens - low, 0), high - low)))
-    row.append(float(max(tokens - KNOTS[-1], 0)))
+    place = max(0, bisect.bisect_right(KNOTS, tokens) - 1)
+    row = [1.0, *WIDTHS[:place], float(max(0, tokens - KNOTS[place])), *ZEROS[place:]]
     row += (shape.prefill_work, float(shape.kv_read_tokens), float(shape.num_sampling))
     return row

@@ -75,13 +75,19 @@ def drawn(
 
 def _arrivals(rows: Iterable[tuple[float, TraceRow]], block_tokens: int, mix: Mix) -> Iterator[Arrival]:
     draw = random.Random(f"{mix.seed}/tiers")
+    tiers: dict[str, int] = {}  # of the clients, of whom there are few
     fresh = itertools.count(10_000_000)  # above all ids of recorded blocks
     for at_s, row in rows:
         num_input = min(row.input_tokens, mix.max_tokens - 2)
         blocks = row.blocks or (next(fresh),)
+        tier = tiers.get(row.client)
+        if tier is None:
+            tier = mix.tier(row.client, draw)
+            if row.client:
+                tiers[row.client] = tier
         yield Arrival(
             at_s=at_s,
-            tier=mix.tier(row.client, draw),
+            tier=tier,
             client=row.client,
             prompt_ids=prompt(blocks, block_tokens if row.blocks else num_input, num_input),
             output_tokens=min(row.output_tokens, mix.max_tokens - 1 - num_input),
