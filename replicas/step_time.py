@@ -115,7 +115,7 @@ class StepTimeModel:
 
     def predict(self, shape: StepShape) -> float:
         """Seconds this step should take; 0 before the first fit."""
-        return sum(map(operator.mul, self._plain, _features(shape)))
+        return math.fsum(map(operator.mul, self._plain, _features(shape)))
 
     def largest_chunk(self, base: StepShape, context: int, budget_s: float, limit: int) -> int:
         """The most prefill tokens, <= limit, that may join `base` within `budget_s`.
