@@ -61,10 +61,11 @@ class Server:
         return self._raylet_option(r"--session_dir=(\S+?)/ray/")
 
     def deploy(self, number: int) -> None:
-        """Deploy its configuration file, as it is now, again, with so many replicas. Null servers only."""
+        """Deploy its configuration file, as it is now, again, with so many replicas. Null servers only.
+        Serve takes it for a new version, and replaces all replicas one after the other."""
         arguments = [self.ray_address(), self.folder(), str(self.config), str(number)]
         subprocess.run(
-            [sys.executable, "-m", "tests.e2e.scale", *arguments],
+            [sys.executable, "-m", "tests.e2e.redeploy", *arguments],
             cwd=ROOT,
             env=os.environ | {"RAY_AUTH_MODE": "token"},  # the default of a local cluster
             check=True,

@@ -1,5 +1,6 @@
-"""`headway serve --address`: an application on a cluster that others have started."""
+"""Applications on a cluster that others have started: `headway serve --address`, and others beside it."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -61,6 +62,28 @@ def test_two_applications_share_an_address(cluster: Server, monkeypatch: pytest.
         wait_for(partial(is_ready, f"{cluster.url}/{name}/health"), f"{name} to answer")
         answer = httpx.post(f"{cluster.url}/{name}/v1/completions", json=BODY, timeout=60).json()
         assert answer["usage"]["completion_tokens"] == 3
+
+
+def test_a_deployment_that_is_not_ours_is_scaled_by_what_it_reports(
+    cluster: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replicas(number: int) -> bool | None:
+        return len(cluster.processes("ServeReplica:foreign:Worker")) == number or None
+
+    def report(backlog_s: float) -> None:
+        figures = json.dumps({"my_work_seconds_total": 0.0, "my_backlog_seconds": backlog_s})
+        (tmp_path / "new").write_text(figures)
+        (tmp_path / "new").rename(tmp_path / "figures")
+
+    report(backlog_s=0.0)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    command = [sys.executable, "-m", "tests.e2e.foreign", address(cluster), str(tmp_path / "figures")]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    assert replicas(1)
+    report(backlog_s=60.0)
+    wait_for(partial(replicas, 3), "three for a minute of work each")
+    report(backlog_s=0.0)
+    wait_for(partial(replicas, 1), "one for no work")
 
 
 def test_a_wrong_token_is_one_line(cluster: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,11 @@ CONFIG = """
 autoscaling: {min_replicas: 0, max_replicas: 3, interval_s: 0.5, demand_span_s: 2,
               downscale_delay_s: 3, to_zero_delay_s: 6}
 tiers: [{name: only, level: 0, ttft_target_ms: 100000}]
+drain_s: 3
 engine: {max_num_seqs: 2, num_threads: 1, kv_cache_memory: 32768}
 """
-"""Two seats and steps of 2 ms: a replica does 1,000 tokens a second."""
+"""Two seats and steps of 2 ms: a replica does 1,000 tokens a second. A stream longer than `drain_s` must go
+on elsewhere when its replica goes."""
 LOAD = ["--rate", "7", "--duration-s", "10", "--input-tokens", "16", "--output-tokens", "400", "--ignore-eos"]
 """2,800 tokens a second."""
 

@@ -113,7 +113,7 @@ def test_streams_of_a_frozen_replica_go_on_elsewhere_and_its_awakening_changes_n
 ) -> None:
     body = {"prompt": "once", "max_tokens": 2000, "stream": True}
     (undisturbed,) = answers(server, [body])
-    frozen = server.processes(REPLICA)[0]
+    frozen, _ = server.processes(REPLICA)
     try:
         disturbed = answers(server, [body] * 4, signals={frozen: signal.SIGSTOP})
     finally:

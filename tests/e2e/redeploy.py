@@ -1,9 +1,10 @@
-"""Change a null server's number of replicas: `python -m tests.e2e.scale ADDRESS FOLDER CONFIG NUMBER`.
+"""Deploy a null server's configuration again: `python -m tests.e2e.redeploy ADDRESS FOLDER CONFIG NUMBER`.
 
-All else must equal what the server was started with, or Serve replaces the replicas instead.
+Returns when the new replicas serve; old ones may still finish.
 """
 
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -20,3 +21,5 @@ if __name__ == "__main__":
     ray.init(address, log_to_driver=False, logging_level="ERROR")
     serve.start()
     deploy(config, open_null_pump, Path(folder) / "progress")
+    while serve.status().applications[config.name].status != "RUNNING":
+        time.sleep(0.1)
