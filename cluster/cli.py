@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,21 +17,23 @@ from cluster.dashboards import run as run_dashboards
 from cluster.environment import port_problem
 from cluster.errors import StartError
 from cluster.keys import add_parsers as add_key_parsers
+from load.exit import EXIT_FAILED, EXIT_MISUSED, guarded
 from replicas.errors import ConfigError, EngineError
 from replicas.progress import Progress
 
 if TYPE_CHECKING:
     from cluster.parts import OpenPump
 
-EXIT_FAILED: Final = 1
-EXIT_MISUSED: Final = 2
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `headway`; returns the exit code: 0, 1 for a failure, 2 for a mistake of the caller."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    return reported(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
     options = _parser(arguments).parse_args(arguments)
-    return reported(lambda: options.run(options))
+    exit_code: int = options.run(options)
+    return exit_code
 
 
 def reported(run: Callable[[], int]) -> int:
@@ -39,7 +41,7 @@ def reported(run: Callable[[], int]) -> int:
     from cluster.terminal import error_line
 
     try:
-        return run()
+        return guarded(run, "headway")
     except EngineError as error:
         print(error_line(error), file=sys.stderr)
         return EXIT_MISUSED
@@ -201,10 +203,6 @@ def _bench(options: argparse.Namespace) -> int:
 
     try:
         print_report(options.bench(options), options.json)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise ConfigError(f"{error.filename}: {error.strerror}") from None
     except LoadError as error:
         raise ConfigError(str(error)) from None
     return 0

@@ -14,6 +14,7 @@ from load import options as opt
 from load.compare import caveats, comparison_html, comparison_markdown, differences
 from load.echo import Pace, run_echo
 from load.errors import LoadError
+from load.exit import EXIT_FAILED, EXIT_MISUSED
 from load.experiments import commands as experiments
 from load.experiments.outcome import outcomes_html, outcomes_json, outcomes_markdown
 from load.live import LiveView
@@ -24,8 +25,6 @@ from load.selftest import selftest, selftest_html, selftest_markdown
 from load.sweep import Probe, Search, knee, sweep_html, sweep_markdown
 from load.table import to_markdown
 
-EXIT_FAILED: Final = 1
-EXIT_MISUSED: Final = 2
 EXIT_INVALID: Final = 3
 """The run went through, but its figures cannot be trusted."""
 
@@ -153,16 +152,20 @@ def publish(report: Report, options: argparse.Namespace) -> int:
 
 def _publish(data: object, markdown: str, html: Callable[[], str], options: argparse.Namespace) -> None:
     encoded = msgspec.json.encode(data)
-    try:
-        if options.out is not None:
-            options.out.write_bytes(msgspec.json.format(encoded, indent=1) + b"\n")
-        if options.markdown is not None:
-            options.markdown.write_text(markdown, "utf-8")
-        if options.html is not None:
-            options.html.write_text(html(), "utf-8")
-    except OSError as error:
-        raise LoadError(f"cannot write the report: {error}") from error
+    if options.out is not None:
+        _write(options.out, msgspec.json.format(encoded, indent=1).decode() + "\n")
+    if options.markdown is not None:
+        _write(options.markdown, markdown)
+    if options.html is not None:
+        _write(options.html, html())
     print(encoded.decode() if options.json else markdown)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise LoadError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _compare(options: argparse.Namespace) -> int:

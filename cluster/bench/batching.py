@@ -11,11 +11,10 @@ import random
 
 from cluster.arguments import at_least_one
 from cluster.bench.drive import Drive, drive
-from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
+from cluster.bench.engine import add_model_arguments, add_profile_argument, open_bare, warm_up
 from cluster.bench.report import progress
 from cluster.bench.workload import fixed_length_request, long_tailed_lengths, random_prompt
 from replicas.config import Batching
-from replicas.startup import open_runner
 
 NAME = "batching"
 HELP = "continuous against static batching on a long-tailed output mix"
@@ -25,6 +24,7 @@ MODES: tuple[Batching, ...] = ("continuous", "static", "static_live_rows")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    add_profile_argument(parser)
     parser.add_argument("--seats", type=at_least_one, default=16)
     parser.add_argument("--requests", type=at_least_one, default=128)
     parser.add_argument("--mean", type=at_least_one, default=64, help="mean output tokens")
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         for i, length in enumerate(lengths)
     ]
     measured: dict[Batching, Drive] = {}
-    opened = open_runner(engine_config(args, args.seats), progress)
+    bare = open_bare(args, args.seats)
     for batching in MODES:
-        engine = new_engine(opened, batching)
+        engine = bare.new_engine(batching)
         warm_up(engine, args.seats)
-        measured[batching] = drive(engine, requests, concurrency=len(requests))
+        measured[batching] = drive(engine, requests, concurrency=len(requests), clock=bare.clock)
         progress(f"{batching}: {measured[batching].output_tokens_per_s:.1f} tokens/s")
     continuous = measured["continuous"].output_tokens_per_s
     static = measured["static"].output_tokens_per_s
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "longest_output_tokens": max(lengths),
         "output_tokens": measured["continuous"].output_tokens,
         "seed": args.seed,
-        **identity(opened),
+        **bare.identity,
     }
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replicas.api import GenerateRequest
@@ -30,8 +31,13 @@ class Drive:
         return (self.output_tokens + self.prompt_tokens) / self.wall_s
 
 
-def drive(engine: Engine, requests: list[GenerateRequest], concurrency: int) -> Drive:
-    """Run all requests, at most `concurrency` at a time; the engine must be idle.
+def drive(
+    engine: Engine,
+    requests: list[GenerateRequest],
+    concurrency: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Drive:
+    """Run all requests, at most `concurrency` at a time; the engine must be idle. `clock`: seconds.
 
     The tokens counted from outputs are checked against the engine's own counters.
     """
@@ -40,17 +46,17 @@ def drive(engine: Engine, requests: list[GenerateRequest], concurrency: int) -> 
     added_at: dict[int, float] = {}
     last_at: dict[int, float] = {}
     outputs_before, prompts_before = engine.counters.output_tokens, engine.counters.prompt_tokens
-    started_at = time.perf_counter()
+    started_at = clock()
     while todo or added_at:
         while todo and len(added_at) < concurrency:
             request = todo.popleft()
             engine.add(request, "bench")
-            added_at[request.request_id] = time.perf_counter()
+            added_at[request.request_id] = clock()
             result.prompt_tokens += len(request.prompt_ids)
         scheduler_before = engine.counters.scheduler_s
-        step_at = time.perf_counter()
+        step_at = clock()
         outputs = engine.step()
-        now = time.perf_counter()
+        now = clock()
         result.step_ms.append((now - step_at) * 1e3)
         result.scheduler_us.append((engine.counters.scheduler_s - scheduler_before) * 1e6)
         result.kv_utilisation.append(engine.kv_utilisation())
@@ -66,7 +72,7 @@ def drive(engine: Engine, requests: list[GenerateRequest], concurrency: int) -> 
             result.output_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 del added_at[delta.request_id]
-    result.wall_s = time.perf_counter() - started_at
+    result.wall_s = clock() - started_at
     counted = engine.counters.output_tokens - outputs_before, engine.counters.prompt_tokens - prompts_before
     assert counted == (result.output_tokens, result.prompt_tokens), f"engine counted {counted}, we {result}"
     return result

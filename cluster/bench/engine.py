@@ -3,8 +3,11 @@
 import argparse
 import random
 import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 import msgspec
 
@@ -12,18 +15,25 @@ from cluster.arguments import at_least_one
 from cluster.bench.drive import Drive, drive
 from cluster.bench.report import commit, percentile, progress
 from cluster.bench.workload import LognormalLengths, fixed_length_request, random_prompt
+from cluster.config import ClusterConfig
+from cluster.simulation.profile import Profile, load_profile
+from cluster.simulation.timed_runner import TimedRunner
 from replicas.api import GenerateRequest
 from replicas.config import Batching, EngineConfig, Quantization
 from replicas.engine import Engine
+from replicas.errors import ConfigError
 from replicas.startup import OpenedRunner, open_runner
 from replicas.step import Runner
 
 NAME = "engine"
+VOCAB_SIZE: Final = 1000
+"""Of the prompts."""
 HELP = "output tokens/s, TTFT, ITL and step time of the bare engine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    add_profile_argument(parser)
     parser.add_argument(
         "--batching", choices=["continuous", "static", "static_live_rows"], default="continuous"
     )
@@ -60,16 +70,71 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_profile_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profile", metavar="P", help="instead of a model, on virtual time: h200-8b, cpu, or a JSON file"
+    )
+
+
 def run(args: argparse.Namespace) -> dict[str, object]:
-    requests = _requests(args, vocab_size=1000)
+    requests = _requests(args, VOCAB_SIZE)
     if args.write_requests:
         args.write_requests.write_bytes(b"".join(map(_json_line, requests)))
-    opened = open_runner(engine_config(args, max_num_seqs=args.concurrency), progress)
-    engine = new_engine(opened, args.batching)
+    bare = open_bare(args, max_num_seqs=args.concurrency)
+    engine = bare.new_engine(args.batching)
     warm_up(engine, args.concurrency)
-    measured = drive(engine, requests, args.concurrency)
+    measured = drive(engine, requests, args.concurrency, bare.clock)
     engine.scheduler.check_integrity()
-    return {**speed(measured), **identity(opened), **_workload(args, measured)}
+    report = {**speed(measured), **bare.identity, **_workload(args, measured)}
+    if args.profile is not None:
+        del report["scheduler_us_p50"]  # scheduling takes no virtual time
+    return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """What a bench of the bare engine measures: a model in real time, or a profile on virtual time."""
+
+    new_engine: Callable[[Batching], Engine]
+    """A fresh engine over the same runner."""
+    clock: Callable[[], float]
+    identity: dict[str, object]
+
+
+def open_bare(args: argparse.Namespace, max_num_seqs: int) -> Bare:
+    """Open what the arguments name. Raises ConfigError or ModelError."""
+    config = engine_config(args, max_num_seqs)
+    if args.profile is not None:
+        if config != EngineConfig(max_num_seqs=max_num_seqs, itl_target_ms=config.itl_target_ms):
+            raise ConfigError("--profile stands for a model and its machine: leave out their options")
+        return _profiled(load_profile(args.profile), config)
+    opened = open_runner(config, progress)
+    return Bare(
+        new_engine=lambda batching: new_engine(opened, batching),
+        clock=time.perf_counter,
+        identity=identity(opened),
+    )
+
+
+def _profiled(profile: Profile, config: EngineConfig) -> Bare:
+    resolved = profile.resolve(ClusterConfig(engine=config, tiers=()))
+    runner = TimedRunner(profile.steps.seconds)
+
+    def new(batching: Batching) -> Engine:
+        return Engine(
+            msgspec.structs.replace(resolved, batching=batching),
+            runner,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset(),
+            clock=runner.clock,
+        )
+
+    identity: dict[str, object] = {
+        "profile": profile.name,
+        "profile_source": profile.source,
+        "commit": commit(),
+    }
+    return Bare(new_engine=new, clock=runner.clock, identity=identity)
 
 
 def engine_config(args: argparse.Namespace, max_num_seqs: int) -> EngineConfig:

@@ -7,6 +7,7 @@ import statistics
 from cluster.arguments import at_least_one
 from cluster.bench.report import commit
 from cluster.bench.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
+from cluster.simulation.profile import load_profile
 from replicas.api import GenerateRequest, SamplingParams
 from replicas.config import ResolvedConfig
 from replicas.engine import Engine
@@ -16,22 +17,30 @@ NAME = "kv"
 HELP = "KV block use under ShareGPT-like lengths, and concurrency against contiguous allocation"
 MAX_MODEL_LEN = 9216
 VOCAB_SIZE = 32_000
+POOL_TOKENS = 320_000
+BLOCK_SIZE = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pool-tokens", type=at_least_one, default=320_000, help="tokens the pool holds")
-    parser.add_argument("--block-size", type=at_least_one, default=16)
+    parser.add_argument("--pool-tokens", type=at_least_one, help=f"tokens the pool holds ({POOL_TOKENS})")
+    parser.add_argument("--block-size", type=at_least_one, help=f"tokens of a block ({BLOCK_SIZE})")
+    parser.add_argument("--profile", metavar="P", help="pool and blocks of h200-8b, cpu, or a JSON file")
     parser.add_argument("--steps", type=at_least_one, default=1500)
     parser.add_argument("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
+    pool_tokens, block_size = args.pool_tokens or POOL_TOKENS, args.block_size or BLOCK_SIZE
+    if args.profile is not None:
+        profile = load_profile(args.profile)
+        pool_tokens = args.pool_tokens or profile.kv_bytes // profile.kv_bytes_per_token
+        block_size = args.block_size or profile.block_size
     config = ResolvedConfig(
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=4096,
         max_num_batched_tokens=8192,
-        block_size=args.block_size,
-        num_blocks=args.pool_tokens // args.block_size,
+        block_size=block_size,
+        num_blocks=pool_tokens // block_size,
         enable_prefix_caching=False,
     )
     engine = Engine(config, NullRunner(0.0, VOCAB_SIZE), vocab_size=VOCAB_SIZE, eos_token_ids=frozenset())
@@ -55,9 +64,9 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "kv_utilisation_min": min(utilisation),
         "max_concurrent_paged": max(concurrent),
         "median_concurrent_paged": statistics.median(concurrent),
-        "max_concurrent_contiguous": args.pool_tokens // MAX_MODEL_LEN,
-        "block_size": args.block_size,
-        "pool_tokens": args.pool_tokens,
+        "max_concurrent_contiguous": pool_tokens // MAX_MODEL_LEN,
+        "block_size": block_size,
+        "pool_tokens": pool_tokens,
         "max_model_len": MAX_MODEL_LEN,
         "requests": num_requests,
         "preemptions": engine.scheduler.num_preemptions,

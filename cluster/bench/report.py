@@ -49,7 +49,11 @@ def print_report(report: Mapping[str, object], as_json: bool) -> None:
 
 
 def _rounded(value: object) -> object:
-    """Floats to four significant digits; NaN, which JSON lacks, to None."""
+    """Floats to four significant digits, inner ones too; what JSON lacks, NaN and infinity, to None."""
     if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{value:.4g}")
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
     return value

@@ -42,6 +42,9 @@ class Clients:
         self._draw = draw
         self.gaps = GapClock()
         self.num_open = 0
+        self.open_s = 0.0
+        """Seconds that requests were open, added up, as of the last change of their number."""
+        self._changed_at = 0.0
         self.input_tokens = 0
         self.output_tokens = 0
         """Asked for so far, refused requests included."""
@@ -50,13 +53,19 @@ class Clients:
 
     async def ask(self, arrival: Arrival) -> None:
         """Send one request and see it through."""
-        self.num_open += 1
+        self._count_open(1)
         self.input_tokens += len(arrival.prompt_ids)
         self.output_tokens += arrival.output_tokens
         try:
             await self._ask(arrival)
         finally:
-            self.num_open -= 1
+            self._count_open(-1)
+
+    def _count_open(self, change: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self.open_s += self.num_open * (now - self._changed_at)
+        self._changed_at = now
+        self.num_open += change
 
     async def _ask(self, arrival: Arrival) -> None:
         loop = asyncio.get_running_loop()

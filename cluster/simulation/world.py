@@ -68,6 +68,8 @@ class Outcome:
     """Of all engines, those of replicas that have died left out."""
     replica_s: float
     busy_s: float
+    mean_open: float
+    """Requests that were open at a time, counted as they came and went."""
     targets: list[tuple[float, int]]
     """Seconds and number of replicas wanted from then on."""
 
@@ -150,6 +152,7 @@ class World:
             num_steps=num_steps,
             replica_s=replica_s,
             busy_s=busy_s,
+            mean_open=self.clients.open_s / virtual_s,
             targets=self.fleet.targets,
         )
 

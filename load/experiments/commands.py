@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all. {names}")
     parser.add_argument("--quick", action="store_true", help="shorter runs, same proportions")
     parser.add_argument("--model", help="default: the one Headway takes by itself")
+    parser.add_argument("--profile", default="h200-8b", help="of the GPU that is simulated (h200-8b)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--headway",
@@ -44,6 +45,7 @@ def run_experiments(options: argparse.Namespace) -> list[Outcome]:
         model=options.model,
         is_quick=options.quick,
         seed=options.seed,
+        profile=options.profile,
     )
     outcomes = []
     for name in options.names or EXPERIMENTS:

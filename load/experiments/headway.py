@@ -17,19 +17,11 @@ from typing import Any, Final
 import httpx
 import msgspec
 import yaml
-from rich.console import Console
 
-from load.completion import Dialect
 from load.connection import Target
 from load.errors import LoadError
-from load.live import LiveView
-from load.plan import Script, Tenant
-from load.preflight import Calibration, Server
-from load.report import Report, build_report
-from load.run import ClosedLoop, Job, run
-from load.tenants import Cast, Source
-from load.words import WORDS
-from load.workload import Workload
+from load.experiments.subject import Subject, look_at
+from load.plan import Script
 
 BENCH_TIMEOUT_S: Final = 900.0
 START_TIMEOUT_S: Final = 300.0
@@ -39,8 +31,6 @@ HEALTH_POLL_S: Final = 0.25
 ACCESS_FILES: Final = ("tenants_file", "keys_file", "pepper_file")
 NO_LIMITS: Final[dict[str, Any]] = {"max_queue": 1_000_000, "queue_ttl_s": 3600.0, "ttft_target_ms": None}
 """Fields of a tier that refuses nobody, however long the wait."""
-MAX_LATENESS_MS: Final = 100.0
-"""The server under test shares our cores: the driver may be later than on a machine of its own."""
 
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +41,44 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None
     is_quick: bool
     seed: int
+    profile: str
+    """Of the GPU that is simulated."""
 
     def bench(self, name: str, *arguments: str) -> dict[str, Any]:
-        """Run `headway bench NAME` and return its JSON. Raises LoadError."""
-        model = () if self.model is None else ("--model", self.model)
-        full = [*self.command, "bench", name, "--json", *arguments, *(() if name == "kv" else model)]
+        """Run `headway bench NAME` here and return its JSON. Raises LoadError."""
+        model = () if self.model is None or name == "kv" else ("--model", self.model)
+        return self._json("bench", name, *arguments, *model)
+
+    def simulated_bench(self, name: str, *arguments: str) -> dict[str, Any]:
+        """Run `headway bench NAME` with the GPU's profile and return its JSON. Raises LoadError."""
+        return self._json("bench", name, *arguments, "--profile", self.profile)
+
+    def simulate(
+        self,
+        scripts: Sequence[Script],
+        engine: dict[str, Any],
+        *,
+        tiers: Sequence[dict[str, Any]] = (),
+        shares: dict[str, float] | None = None,
+    ) -> dict[str, Any]:
+        """Serve scripts of one turn on virtual time, by one replica of the profile; return the figures.
+
+        `tiers`: default: those that a server has by itself. `shares`: of the requests, by tier; default: all
+        are of the first. Raises LoadError.
+        """
+        names = [tier["name"] for tier in tiers] or ["interactive"]
+        shared = ",".join(f"{tier}={share}" for tier, share in (shares or {names[0]: 1.0}).items())
+        with tempfile.TemporaryDirectory(prefix="headway-load-") as folder:
+            config, trace = Path(folder) / "headway.yaml", Path(folder) / "trace.csv"
+            config.write_text(yaml.safe_dump(_settings(engine, tiers)), "utf-8")
+            trace.write_text(_trace(scripts), "utf-8")
+            return self._json(
+                "simulate", "--config", str(config), "--trace", str(trace), "--profile", self.profile,
+                "--tier-shares", shared, "--seed", str(self.seed),
+            )  # fmt: skip
+
+    def _json(self, *arguments: str) -> dict[str, Any]:
+        full = [*self.command, *arguments, "--json"]
         try:
             done = subprocess.run(full, stdout=subprocess.PIPE, timeout=BENCH_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -73,17 +96,14 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
         *,
         tiers: Sequence[dict[str, Any]] = (),
         tenants: Sequence[dict[str, Any]] = (),
-    ) -> Iterator["Subject"]:
+    ) -> Iterator[Subject]:
         """Start a server with these settings, wait until it is healthy, and end it afterwards.
 
         `tenants` get a key each. Raises LoadError.
         """
         port = _free_port()
-        settings: dict[str, Any] = {"engine": dict(engine), "http": {"port": port}}
-        if self.model is not None:
-            settings["engine"]["model"] = self.model
-        if tiers:
-            settings["tiers"] = list(tiers)
+        model = {} if self.model is None else {"model": self.model}
+        settings = _settings(engine | model, tiers) | {"http": {"port": port}}
         with tempfile.TemporaryDirectory(prefix="headway-load-") as folder:
             config = Path(folder) / "headway.yaml"
             if tenants:
@@ -95,7 +115,7 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
             keys = {tenant["name"]: self._new_key(tenant["name"], config) for tenant in tenants}
             with self._process(config, port):
                 _wait_until_known(f"http://127.0.0.1:{port}/v1/models", keys)
-                yield _look_at(Target(host="127.0.0.1", port=port), keys)
+                yield look_at(Target(host="127.0.0.1", port=port), keys)
 
     def _new_key(self, tenant: str, config: Path) -> str:
         full = [*self.command, "keys", "create", tenant, "--config", str(config)]
@@ -130,70 +150,14 @@ def find_headway() -> tuple[str, ...]:
     return (found,) if found else (sys.executable, "-m", "cluster.cli")
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """A server under test."""
-
-    target: Target
-    dialect: Dialect
-    calibration: Calibration
-    keys: dict[str, str] = {}
-    """Of its tenants, by name."""
-
-    def open(self, scripts: Sequence[Script], cast: Cast, duration_s: float, workload: Workload) -> Report:
-        """Drive scripts when they are due."""
-        return self._drive(cast, workload, duration_s, tuple(scripts), None)
-
-    def closed(self, num_users: int, workload: Workload, duration_s: float) -> Report:
-        """Drive users who wait for their answers; with the first key, where there are keys."""
-        only = Tenant(api_key=next(iter(self.keys.values()), None))
-        return self._drive(
-            Cast(sources=(Source(tenant=only),)), workload, duration_s, (), ClosedLoop(num_users=num_users)
-        )
-
-    def _drive(
-        self,
-        cast: Cast,
-        workload: Workload,
-        duration_s: float,
-        scripts: tuple[Script, ...],
-        closed: ClosedLoop | None,
-    ) -> Report:
-        job = Job(
-            target=self.target,
-            dialect=self.dialect,
-            cast=cast,
-            workload=workload,
-            calibration=self.calibration,
-            scripts=scripts,
-            closed=closed,
-            duration_s=duration_s,
-            request_timeout_s=600.0,
-        )
-        with LiveView(job, Console(stderr=True)) as view:
-            outcome = run(job, view)
-        report = build_report(
-            outcome,
-            cast,
-            {},
-            name="experiment",
-            duration_s=duration_s,
-            warmup_s=0.0,
-            cooldown_s=0.0,
-            max_lateness_ms=MAX_LATENESS_MS,
-        )
-        if report.is_interrupted:
-            raise LoadError("interrupted")
-        if not report.total.answered:
-            raise LoadError(f"the server answered none of {report.total.requests}: {report.error_examples}")
-        return report
+def _settings(engine: dict[str, Any], tiers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"engine": engine} | ({"tiers": list(tiers)} if tiers else {})
 
 
-def _look_at(target: Target, keys: dict[str, str]) -> Subject:
-    with Server(target, next(iter(keys.values()), None)) as server:
-        model = server.check_model(None)
-        calibration = server.calibrate(WORDS, model, "chat")
-    dialect = Dialect(model=model, extra_body={"ignore_eos": True, "temperature": 0})
-    return Subject(target=target, dialect=dialect, calibration=calibration, keys=keys)
+def _trace(scripts: Sequence[Script]) -> str:
+    rows = [(script.at_s, script.turns[0].input_tokens, script.turns[0].output_tokens) for script in scripts]
+    header = "arrival_s,input_tokens,output_tokens"
+    return "\n".join([header, *(",".join(map(repr, row)) for row in rows)]) + "\n"
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""What an experiment found: claims beside measurements, and what could not be measured here."""
+"""What an experiment found: claims beside what was measured here and simulated for a GPU."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,12 +9,8 @@ import msgspec
 from load.page import card, charts, html_table, page
 from load.table import Row, markdown_table
 
-HEADER: Final = ("claim", "measured here", "holds")
+HEADER: Final = ("claim", "measured here (CPU)", "holds", "simulated (GPU profile)", "holds")
 NOT_AVAILABLE: Final = "not available in this server"
-NO_SIMULATOR: Final = (
-    "A GPU profile would come from the simulator (`headway simulate`), which this version does not have: "
-    "nothing is claimed for GPUs here."
-)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,13 +20,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     measured: str
     holds: bool | None = None
     """None: not a yes-or-no claim, or not measurable here."""
+    simulated: str
+    simulated_holds: bool | None = None
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Figures behind the findings."""
 
     header: tuple[str, ...]
-    rows: list[Row]
+    rows: Sequence[Row]
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +48,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     charts: list[Chart] = []
     cpu_shows: str
     """What a CPU can show of the claim, and what it cannot."""
-    gpu_shows: str = NO_SIMULATOR
+    gpu_shows: str
+    """What the simulator's profile of a GPU shows of it."""
     data: dict[str, Any] = {}
     """The raw figures."""
 
@@ -63,7 +62,10 @@ def outcomes_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _finding_rows(outcome: Outcome) -> list[Row]:
     words = {None: "-", True: "yes", False: "no"}
-    return [(one.claim, one.measured, words[one.holds]) for one in outcome.findings]
+    return [
+        (one.claim, one.measured, words[one.holds], one.simulated, words[one.simulated_holds])
+        for one in outcome.findings
+    ]
 
 
 def outcomes_markdown(outcomes: Sequence[Outcome]) -> str:
@@ -72,7 +74,7 @@ def outcomes_markdown(outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         parts += [f"## {one.title}", markdown_table(HEADER, _finding_rows(one))]
         parts += [markdown_table(table.header, table.rows) for table in one.tables]
-        parts += [f"On a CPU: {one.cpu_shows}", f"On a GPU: {one.gpu_shows}"]
+        parts += [f"On a CPU: {one.cpu_shows}", f"Simulated: {one.gpu_shows}"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -84,5 +86,5 @@ def outcomes_html(outcomes: Sequence[Outcome]) -> str:
         if one.charts:
             parts.append(charts(card(chart.title, chart.svg) for chart in one.charts))
         parts += [html_table(table.header, table.rows) for table in one.tables]
-        parts.append(f"<p>On a CPU: {escape(one.cpu_shows)}</p><p>On a GPU: {escape(one.gpu_shows)}</p>")
+        parts.append(f"<p>On a CPU: {escape(one.cpu_shows)}</p><p>Simulated: {escape(one.gpu_shows)}</p>")
     return page("Experiments", parts)

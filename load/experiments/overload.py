@@ -5,32 +5,91 @@ from typing import Any
 
 import msgspec
 
-from load.arrivals import parse_rate
-from load.experiments.headway import NO_LIMITS, Lab, Subject
+from load.experiments.demand import Demand, here, simulated
+from load.experiments.headway import NO_LIMITS, Lab
 from load.experiments.outcome import NOT_AVAILABLE, Chart, Finding, Outcome, Table
-from load.lengths import Lengths
-from load.plot import Line, line_chart
+from load.plot import Line, bars, line_chart
 from load.report import Report
 from load.statistics import Summary
 from load.table import Row, number
 from load.tenants import Cast
-from load.workload import OpenLoop, Workload, open_schedule
 
 NAME = "overload"
 HELP = "overload with and without limits, and Little's law"
-SEATS = 4
-CAPACITY_S = 10.0
-"""How long the capacity is measured."""
-NUM_REQUESTS = (150, 40)
-"""Of each load; the second for quick runs. Slow machines take longer instead of seeing less."""
 BELOW, ABOVE = 0.7, 2.0
 LIMIT_S = 2.0
 TIER: dict[str, Any] = {"name": "interactive", "level": 0}
 """Whoever sends no key is of level 0."""
-OUTPUT_TOKENS = 24
-WORKLOAD = Workload(
-    input_tokens=Lengths(law="fixed", a=32), output_tokens=Lengths(law="fixed", a=OUTPUT_TOKENS)
+FREE, LIMITED = [TIER | NO_LIMITS], [TIER | {"ttft_target_ms": LIMIT_S * 1e3}]
+CLAIMS = (
+    "requests in the system = arrival rate x time in it (Little's law)",
+    "above capacity the wait grows with every second by (rate - capacity) / capacity",
+    f"limits keep the wait of those admitted near the target, {LIMIT_S:g} s",
 )
+
+
+class Law(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests in flight on average: counted, and rate x time."""
+
+    counted: float
+    rate_times_time: float
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.counted - self.rate_times_time) <= 0.15 * self.rate_times_time
+
+    def __str__(self) -> str:
+        return f"{self.counted:.2f} in flight on average; rate x E2E gives {self.rate_times_time:.2f}"
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean queue wait above capacity."""
+
+    served_rps: float
+    offered_rps: float
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.measured_s - self.predicted_s) <= 0.3 * self.predicted_s
+
+    def __str__(self) -> str:
+        return (
+            f"mean wait {self.measured_s:.2f} s measured, {self.predicted_s:.2f} s predicted at "
+            f"{self.offered_rps:.2f} requests/s arriving and {self.served_rps:.2f} served"
+        )
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """TTFT P99 with a target and without, above capacity."""
+
+    with_s: float
+    without_s: float
+    refused: int
+    requests: int
+
+    @property
+    def holds(self) -> bool | None:
+        return self.with_s <= 2 * LIMIT_S if self.refused else None
+
+    def __str__(self) -> str:
+        if not self.refused:
+            return f"{NOT_AVAILABLE}: it refused nothing at {ABOVE:g} x capacity"
+        return (
+            f"TTFT p99 {self.with_s:.1f} s, {self.without_s:.1f} s without; {self.refused} of "
+            f"{self.requests} were refused"
+        )
+
+
+class Overload(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine showed."""
+
+    little: Law
+    growth: Growth
+    limits: Limits
+    ttft_p99_s: dict[str, float]
+    """By load."""
 
 
 def mean_wait_s(rate: float, capacity: float, seats: int, duration_s: float) -> float:
@@ -46,97 +105,105 @@ def mean_wait_s(rate: float, capacity: float, seats: int, duration_s: float) -> 
 
 
 def run(lab: Lab) -> Outcome:
-    num_requests = NUM_REQUESTS[lab.is_quick]
-    engine = {"max_num_seqs": SEATS, "enable_prefix_caching": False}
-    with lab.serving(engine, tiers=[TIER | NO_LIMITS]) as subject:
-        capacity = _served_per_s(subject.closed(SEATS, WORKLOAD, CAPACITY_S))
-        below = _drive(subject, BELOW * capacity, num_requests)
-        above = _drive(subject, ABOVE * capacity, num_requests)
-    with lab.serving(engine, tiers=[TIER | {"ttft_target_ms": LIMIT_S * 1e3}]) as subject:
-        limited = _drive(subject, ABOVE * capacity, num_requests)
-    law, growth = _little(below), _growth(above, _mean(below.total.ttft_ms))
+    demand, cast = here(lab), Cast()
+    with lab.serving(demand.engine, tiers=FREE) as subject:
+        capacity = demand.capacity(subject)
+        below = demand.drive(subject, BELOW * capacity, cast)
+        above = demand.drive(subject, ABOVE * capacity, cast)
+    with lab.serving(demand.engine, tiers=LIMITED) as subject:
+        limited = demand.drive(subject, ABOVE * capacity, cast)
+    measured, gpu = _measured(demand, below, above, limited), simulate(lab)
     reports = {f"{BELOW:g} x capacity": below, f"{ABOVE:g} x": above, f"{ABOVE:g} x, limits": limited}
     lines = [_ttft(name, report) for name, report in reports.items()]
     return Outcome(
         name=NAME,
         title="Overload and Little's law",
-        findings=[_law_finding(law), _growth_finding(growth), _limits_finding(above, limited)],
+        findings=[
+            Finding(
+                claim=claim,
+                measured=str(one),
+                holds=one.holds,
+                simulated=str(other),
+                simulated_holds=other.holds,
+            )
+            for claim, one, other in zip(CLAIMS, _parts(measured), _parts(gpu), strict=True)
+        ],
         tables=[_table(reports)],
-        charts=[Chart(title="Time to first token by arrival", svg=line_chart(lines, "seconds", "ms"))],
+        charts=[
+            Chart(title="Time to first token by arrival", svg=line_chart(lines, "seconds", "ms")),
+            Chart(title="TTFT, P99, simulated", svg=bars(list(gpu.ttft_p99_s.items()), "s")),
+        ],
         cpu_shows="both laws and the effect of limits in full: they do not depend on hardware.",
-        data={"little": msgspec.to_builtins(law), "growth": msgspec.to_builtins(growth)},
+        gpu_shows=(
+            f"the same on {simulated(lab).seats} seats of {lab.profile}. Its wait is predicted from a "
+            "capacity that a run of its own measured; the one here from what the same run served."
+        ),
+        data={"here": msgspec.to_builtins(measured), "simulated": msgspec.to_builtins(gpu)},
     )
 
 
-class Law(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests in flight on average: counted, and rate x time."""
-
-    counted: float
-    rate_times_time: float
+def _parts(overload: Overload) -> tuple[Law | Growth | Limits, ...]:
+    return overload.little, overload.growth, overload.limits
 
 
-class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean queue wait above capacity."""
-
-    served_rps: float
-    offered_rps: float
-    measured_s: float
-    predicted_s: float
-
-
-def _served_per_s(report: Report) -> float:
-    # By tokens: answers that are half done at the end count by half.
-    return report.total.output_tokens_per_s / OUTPUT_TOKENS
-
-
-def _growth(above: Report, unloaded_ttft_ms: float) -> Growth:
+def _measured(demand: Demand, below: Report, above: Report, limited: Report) -> Overload:
     duration_s = above.window_s[1]
     # Rates of this very run: a Poisson draw differs from its mean, and a machine from minute to minute.
-    offered, capacity = above.total.requests / duration_s, _served_per_s(above)
-    return Growth(
-        served_rps=capacity,
-        offered_rps=offered,
-        measured_s=(_mean(above.total.ttft_ms) - unloaded_ttft_ms) / 1e3,
-        predicted_s=mean_wait_s(offered, capacity, SEATS, duration_s),
-    )
-
-
-def _law_finding(law: Law) -> Finding:
-    return Finding(
-        claim="requests in the system = arrival rate x time in it (Little's law)",
-        measured=f"{law.counted:.2f} in flight on average; rate x E2E gives {law.rate_times_time:.2f}",
-        holds=abs(law.counted - law.rate_times_time) <= 0.15 * law.rate_times_time,
-    )
-
-
-def _growth_finding(growth: Growth) -> Finding:
-    return Finding(
-        claim="above capacity the wait grows with every second by (rate - capacity) / capacity",
-        measured=f"mean wait {growth.measured_s:.2f} s measured, {growth.predicted_s:.2f} s predicted at "
-        f"{growth.offered_rps:.2f} requests/s arriving and {growth.served_rps:.2f} served",
-        holds=abs(growth.measured_s - growth.predicted_s) <= 0.3 * growth.predicted_s,
-    )
-
-
-def _limits_finding(above: Report, limited: Report) -> Finding:
-    claim = f"limits keep the wait of those admitted near the target, {LIMIT_S:g} s"
+    offered, capacity = above.total.requests / duration_s, demand.served_per_s(above)
     refused = sum(count for kind, count in limited.total.errors.items() if kind in ("http_429", "http_503"))
-    if not refused:
-        return Finding(claim=claim, measured=f"{NOT_AVAILABLE}: it refused nothing at {ABOVE:g} x capacity")
-    with_s, without_s = (_p99(report.total.ttft_ms) / 1e3 for report in (limited, above))
-    return Finding(
-        claim=claim,
-        measured=f"TTFT p99 {with_s:.1f} s, {without_s:.1f} s without; {refused} of {limited.total.requests} "
-        "were refused",
-        holds=with_s <= 2 * LIMIT_S,
+    waits = {"without limits": _p99_s(above), "with limits": _p99_s(limited)}
+    return Overload(
+        little=_little(below),
+        growth=Growth(
+            served_rps=capacity,
+            offered_rps=offered,
+            measured_s=(_mean(above.total.ttft_ms) - _mean(below.total.ttft_ms)) / 1e3,
+            predicted_s=mean_wait_s(offered, capacity, demand.seats, duration_s),
+        ),
+        limits=Limits(
+            with_s=waits["with limits"],
+            without_s=waits["without limits"],
+            refused=refused,
+            requests=limited.total.requests,
+        ),
+        ttft_p99_s=waits,
     )
 
 
-def _drive(subject: Subject, rate: float, num_requests: int) -> Report:
-    duration_s = num_requests / rate
-    loop = OpenLoop(profile=parse_rate(f"{rate}", duration_s))
-    cast = Cast()
-    return subject.open(open_schedule(loop, WORKLOAD, cast.sources), cast, duration_s, WORKLOAD)
+def simulate(lab: Lab) -> Overload:
+    """Return what the lab's profile shows."""
+    demand, cast = simulated(lab), Cast()
+    capacity = demand.simulated_capacity(lab)
+    loads = {
+        name: demand.scripts(times * capacity, cast) for name, times in (("below", BELOW), ("above", ABOVE))
+    }
+    below, above, limited = (
+        lab.simulate(loads[load], demand.engine, tiers=tiers)
+        for load, tiers in (("below", FREE), ("above", FREE), ("above", LIMITED))
+    )
+    calm, full, held = (report["tiers"][TIER["name"]] for report in (below, above, limited))
+    duration_s = demand.num_requests / (ABOVE * capacity)
+    offered = above["requests"] / duration_s
+    waits = {"without limits": full["ttft_ms_p99"] / 1e3, "with limits": held["ttft_ms_p99"] / 1e3}
+    return Overload(
+        little=Law(
+            counted=below["mean_open"],
+            rate_times_time=below["requests"] / below["virtual_s"] * calm["e2e_ms_mean"] / 1e3,
+        ),
+        growth=Growth(
+            served_rps=capacity,
+            offered_rps=offered,
+            measured_s=(full["ttft_ms_mean"] - calm["ttft_ms_mean"]) / 1e3,
+            predicted_s=mean_wait_s(offered, capacity, demand.seats, duration_s),
+        ),
+        limits=Limits(
+            with_s=waits["with limits"],
+            without_s=waits["without limits"],
+            refused=int(held["refused"]),
+            requests=limited["requests"],
+        ),
+        ttft_p99_s=waits,
+    )
 
 
 def _little(report: Report) -> Law:
@@ -149,8 +216,8 @@ def _little(report: Report) -> Law:
     return Law(counted=mean, rate_times_time=rate * _mean(report.total.e2e_ms) / 1e3)
 
 
-def _p99(summary: Summary | None) -> float:
-    return summary.p99 if summary is not None else float("nan")
+def _p99_s(report: Report) -> float:
+    return report.total.ttft_ms.p99 / 1e3 if report.total.ttft_ms is not None else float("nan")
 
 
 def _mean(summary: Summary | None) -> float:

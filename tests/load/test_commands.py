@@ -114,7 +114,8 @@ def test_a_late_driver_is_an_exit_code_of_its_own(echo_url: str, capsys: pytest.
         (["--rate", "0.0001"], "no request"),
         (["--prompts", "/nowhere.jsonl"], "cannot read the prompts"),
         (["--tenants", "/nowhere.yaml"], "nowhere"),
-        ([*FAST, "--out", "/nowhere/report.json"], "cannot write"),
+        ([*FAST, "--out", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
+        ([*FAST, "--html", "/dev/full"], "cannot write /dev/full: No space left on device"),
     ],
 )
 def test_mistakes_of_the_caller(

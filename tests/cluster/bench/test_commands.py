@@ -3,7 +3,8 @@ from types import ModuleType
 
 import pytest
 
-from cluster.bench import kv, metrics, router, scheduler, watch
+from cluster.bench import batching, engine, kv, metrics, router, scheduler, watch
+from replicas.errors import ConfigError
 
 
 def run(module: ModuleType, *arguments: str) -> dict[str, object]:
@@ -31,6 +32,32 @@ def test_kv_blocks_hold_at_least_96_percent_live_tokens() -> None:
     assert 0.96 <= utilisation <= 1.0
     assert report["max_concurrent_contiguous"] == 34
     assert paged > 2 * 34
+
+
+def test_a_profile_stands_for_the_pool_and_its_blocks() -> None:
+    report = run(kv, "--steps", "3", "--profile", "h200-8b")
+    assert (report["block_size"], report["pool_tokens"]) == (256, 801_086)
+
+
+def test_engine_bench_with_a_profile_takes_virtual_time() -> None:
+    report = run(engine, "--profile", "h200-8b", "--concurrency", "1", "--requests", "2", "--sigma", "0")
+    # A decode step of one sequence: 5.68 ms, 10 us to sample, some hundred tokens read.
+    assert report["itl_ms_p50"] == pytest.approx(5.695, abs=0.005)
+    assert report["profile"] == "h200-8b"
+    assert not report.keys() & {"scheduler_us_p50", "model"}
+
+
+def test_batching_bench_with_a_profile_gains_what_the_seats_waste() -> None:
+    report = run(batching, "--profile", "h200-8b", "--quick")
+    assert isinstance(ratio := report["ratio"], float)
+    assert isinstance(static := report["static_steps"], int)
+    assert isinstance(continuous := report["continuous_steps"], int)
+    assert ratio == pytest.approx(static / continuous, rel=0.1)  # steps hardly differ in length
+
+
+def test_a_profile_beside_options_of_a_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave out"):
+        run(engine, "--profile", "h200-8b", "--num-threads", "1")
 
 
 def test_router_bench_reports_cost_per_request_and_token_and_the_longest_hold_up() -> None:

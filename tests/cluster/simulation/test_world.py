@@ -1,3 +1,5 @@
+import pytest
+
 from cluster.simulation.clients import Habits
 from cluster.simulation.world import Outcome, simulate
 from tests.cluster.simulation.small_world import run_small, scenario, traffic
@@ -19,6 +21,12 @@ def test_every_request_of_a_light_load_is_served_in_time() -> None:
     assert num_requests == sum(1 for _ in traffic(2.0, 30.0))
     assert others == [0, 0, 0]
     assert all(tier.attainment == 1.0 for tier in outcome.measures.tiers.values())
+
+
+def test_requests_are_counted_while_they_are_open() -> None:
+    outcome = run_small()
+    time_s = sum(tier.e2e.total for tier in outcome.measures.tiers.values())
+    assert outcome.mean_open == pytest.approx(time_s / outcome.virtual_s)
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
