@@ -60,4 +60,8 @@ def _quantise(
         return "none"
     head = model.module.get_output_embeddings()  # type: ignore[operator]
     quantise_linears(model.module, head, team)
+    if team is not None:
+        # A thread of OpenMP spins for milliseconds after each operation that torch shares with it, and so
+        # takes a core from team and attention: steps of some 60 rows and more took twice as long.
+        torch.set_num_threads(1)
     return "int8"

@@ -98,6 +98,7 @@ def llama_1b() -> LlamaConfig:
 def random_runner(config: LlamaConfig, quantization: Quantization, progress: Progress) -> RandomRunner:
     """Build a model on CPU, as the engine would load it; some 10 GB at the peak for llama_1b."""
     progress("drawing random weights", None)
+    num_threads = torch.get_num_threads()
     model = build_random_model(config, torch.device("cpu"), torch.float32)
     adapted = adapt(model, quantization, "exact", Path(), _MAX_MODEL_LEN, progress)
     resolved = ResolvedConfig(
@@ -113,7 +114,7 @@ def random_runner(config: LlamaConfig, quantization: Quantization, progress: Pro
         block_size=resolved.block_size,
         dtype=model.dtype,
         device=model.device,
-        num_threads=torch.get_num_threads(),
+        num_threads=num_threads,
     )
     runner = TorchRunner(
         model,

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     drive(opened.engine, [fixed_length_request(-1, prompt, 8)], 1)
     opened.engine.scheduler.cache.pool.forget_all()
     measured = drive(opened.engine, [fixed_length_request(0, prompt, _OUTPUT_TOKENS)], 1)
+    set_num_threads(args.num_threads or available_cpus())  # memory is read by all of them
     floor = measure_floor(opened.runner.module)
     step_s = min(measured.itl_ms) / 1e3
     return {
