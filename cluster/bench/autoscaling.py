@@ -11,13 +11,14 @@ import gc
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cluster.arguments import at_least_one
 from cluster.autoscaling_policy import Policy
+from cluster.bench.judgement import Judgement, score
 from cluster.bench.report import commit, progress
 from cluster.config import ClusterConfig, RouterConfig
 from cluster.simulation.autoscaler import SlaScaler
@@ -28,7 +29,6 @@ from cluster.simulation.oracle import Mean, counts, work_by_tick
 from cluster.simulation.plan import input_speed
 from cluster.simulation.profile import Profile, load_profile
 from cluster.simulation.scaling import Fixed, Scaler
-from cluster.simulation.summary import DAY_S, direction_changes
 from cluster.simulation.traffic import Arrival, Mix, drawn
 from cluster.simulation.world import Outcome, Scenario, simulate
 from load.trace import Trace, read_trace
@@ -85,7 +85,6 @@ class Setting:
     profile: Profile
     trace: Trace
     cv: float
-    cold_start_s: float
     capacity: Capacity
     max_replicas: int
 
@@ -112,6 +111,10 @@ class Setting:
             output_token_s=step_s,
         )
 
+    def work(self, stretch: Stretch) -> list[float]:
+        """Replicas that its requests keep busy, by tick."""
+        return work_by_tick(self.arrivals(stretch), self.mean(), stretch.seconds)
+
     def serve(self, stretch: Stretch, scaler: Scaler, first: int, cold_start_s: float) -> Outcome:
         scenario = Scenario(
             config=CONFIG,
@@ -123,48 +126,22 @@ class Setting:
         return simulate(scenario, self.arrivals(stretch), LIMIT_S, scaler)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """A policy over all stretches."""
-
-    windows_met: float
-    replica_hours: float
-    direction_changes_per_day: float
-    refused: float
-
-
-def score(outcomes: Sequence[Outcome]) -> Score:
-    """Judge the minutes after the warm-up; hours and changes are those of the whole stretches."""
-    met = [o.measures.windows_met(o.started_s + WARM_UP_S, o.started_s + o.traffic_s) for o in outcomes]
-    requests = sum(tier.requests for o in outcomes for tier in o.measures.tiers.values())
-    return Score(
-        windows_met=statistics.fmean(met),
-        replica_hours=sum(o.replica_s for o in outcomes) / 3600,
-        direction_changes_per_day=sum(map(direction_changes, outcomes))
-        / sum(o.traffic_s for o in outcomes)
-        * DAY_S,
-        refused=sum(tier.refused for o in outcomes for tier in o.measures.tiers.values()) / max(1, requests),
-    )
-
-
-def oracle(setting: Setting, stretches: Sequence[Stretch]) -> tuple[list[list[int]], Score]:
+def oracle(setting: Setting, stretch: Stretch) -> tuple[list[int], Judgement]:
     """Return the least replicas by tick, and what became of them: the highest utilisation that meets it."""
-    work = [work_by_tick(setting.arrivals(stretch), setting.mean(), stretch.seconds) for stretch in stretches]
+    work = setting.work(stretch)
     for utilisation in UTILISATIONS:
-        plans = [counts(busy, utilisation) for busy in work]
-        outcomes = [
-            setting.serve(stretch, Planned(plan), plan[0], 0.0)
-            for stretch, plan in zip(stretches, plans, strict=True)
-        ]
-        found = score(outcomes)
-        progress(f"oracle at {utilisation:.0%}: {found}")
-        if found.windows_met >= WANTED:
+        plan = counts(work, utilisation)
+        outcome = setting.serve(stretch, Planned(plan), plan[0], 0.0)
+        found = Judgement.of(outcome, WARM_UP_S)
+        if found.met >= WANTED * found.minutes:
             break
-    return plans, found
+    return plan, found
 
 
-def policies(setting: Setting, most: int, utilisation: float) -> dict[str, Callable[[], Scaler]]:
-    """Return what is compared: each makes a fresh scaler."""
+def policies(
+    setting: Setting, most: int, utilisation: float, cold_start_s: float
+) -> dict[str, Callable[[], Scaler]]:
+    """Return what is compared: each makes a fresh scaler. `most`: what static peak keeps."""
     bounds = Bounds(low=1, high=setting.max_replicas)
     concurrency = CONCURRENCY * setting.capacity.mean_open
     mean = setting.mean()
@@ -173,7 +150,7 @@ def policies(setting: Setting, most: int, utilisation: float) -> dict[str, Calla
         max_replicas=setting.max_replicas,
         tiers=TIERS,
         utilisation=utilisation,
-        cold_start_s=setting.cold_start_s,
+        cold_start_s=cold_start_s,
     )
     return {
         "headway": lambda: SlaScaler(policy),
@@ -198,7 +175,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=float, default=0.1, help="of the recorded rates (default 0.1)")
     parser.add_argument("--stretches", type=at_least_one, default=2, help="sampled over the record")
     parser.add_argument("--minutes", type=at_least_one, default=15, help="of each, warm-up included")
-    parser.add_argument("--cold-start", type=float, default=60.0)
+    parser.add_argument(
+        "--cold-start",
+        type=float,
+        nargs="+",
+        default=[60.0],
+        metavar="S",
+        help="of all policies; further ones of headway alone",
+    )
     parser.add_argument("--utilisation", type=float, default=0.8, help="that headway plans for (default 0.8)")
     parser.add_argument("--profile", default="h200-8b")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="default: all")
@@ -215,50 +199,66 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     one = capacity(CONFIG, profile, lambda rate, s: drawn(trace, mix, lambda _: rate, s, 1.14), most=40.0)
     progress(f"one replica: {one}")
     setting = Setting(
-        profile=profile,
-        trace=trace,
-        cv=cv,
-        cold_start_s=args.cold_start,
-        capacity=one,
-        max_replicas=4 * math.ceil(max(rates) / one.rate),
+        profile=profile, trace=trace, cv=cv, capacity=one, max_replicas=4 * math.ceil(max(rates) / one.rate)
     )
-    plans, best = oracle(setting, stretches)
-    most = max(max(plan) for plan in plans)
-    scores = {"oracle": best}
-    makers = policies(setting, most, args.utilisation)
-    for name in args.policies:
-        outcomes = [
-            setting.serve(
-                stretch, makers[name](), most if name == "static_peak" else plan[0], args.cold_start
-            )
-            for stretch, plan in zip(stretches, plans, strict=True)
-        ]
-        scores[name] = score(outcomes)
-        progress(f"{name}: {scores[name]}")
+    judgements = compare(setting, stretches, args.policies, args.cold_start, args.utilisation)
     return {
-        "policies": {
-            name: {
-                "windows_met_fraction": found.windows_met,
-                "replica_hours": found.replica_hours,
-                "replica_hours_over_oracle": found.replica_hours / best.replica_hours,
-                "direction_changes_per_day": found.direction_changes_per_day,
-                "refused_fraction": found.refused,
-            }
-            for name, found in scores.items()
-        },
+        "policies": scores(judgements),
         "rate_per_replica": one.rate,
         "mean_rate": statistics.fmean(rate for stretch in stretches for rate in stretch.rates),
         "cv": cv,
         "cold_start_s": args.cold_start,
         "utilisation": args.utilisation,
         "stretches": len(stretches),
-        "minutes_judged": sum(stretch.seconds - WARM_UP_S for stretch in stretches) / 60,
         "minutes_recorded": len(rates) * WINDOW_S / 60,
         "scale": args.scale,
         "profile": profile.name,
         "seed": args.seed,
         "commit": commit(),
     }
+
+
+def compare(
+    setting: Setting,
+    stretches: Sequence[Stretch],
+    names: Sequence[str],
+    cold_starts_s: Sequence[float],
+    utilisation: float,
+) -> dict[str, list[Judgement]]:
+    """Serve every stretch with every policy at the first cold start, and with headway at the others, too.
+
+    Stretch by stretch, far ones first, and with the figures so far each time: it may be stopped at any one.
+    """
+    judgements: dict[str, list[Judgement]] = {}
+    most = max(max(counts(setting.work(stretch), UTILISATIONS[0])) for stretch in stretches)
+    for stretch in spread(stretches):
+        plan, best = oracle(setting, stretch)
+        judgements.setdefault("oracle", []).append(best)
+        for name, cold_start_s in cases(names, cold_starts_s):
+            scaler = policies(setting, most, utilisation, cold_start_s)[name.partition("@")[0]]()
+            first = most if name == "static_peak" else plan[0]
+            outcome = setting.serve(stretch, scaler, first, cold_start_s)
+            judgements.setdefault(name, []).append(Judgement.of(outcome, WARM_UP_S))
+        progress(json.dumps(scores(judgements)))
+    return judgements
+
+
+def cases(names: Sequence[str], cold_starts_s: Sequence[float]) -> list[tuple[str, float]]:
+    """Return the policies to serve with, by the name of their figures, and their cold starts."""
+    first, *others = cold_starts_s
+    again = others if "headway" in names else []
+    return [(name, first) for name in names] + [(f"headway@{seconds:g}s", seconds) for seconds in again]
+
+
+def scores(judgements: Mapping[str, Sequence[Judgement]]) -> dict[str, object]:
+    return {name: score(found, judgements["oracle"]) for name, found in judgements.items()}
+
+
+def spread(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Order stretches so that the first few lie all over the record: by the bits of their places, reversed."""
+    bits = max(1, (len(stretches) - 1).bit_length())
+    places = sorted(range(len(stretches)), key=lambda place: f"{place:0{bits}b}"[::-1])
+    return [stretches[place] for place in places]
 
 
 def sample(rates: Sequence[float], count: int, seconds: float, seed: int) -> list[Stretch]:
