@@ -255,7 +255,7 @@ def scores(judgements: Mapping[str, Sequence[Judgement]]) -> dict[str, object]:
 
 
 def spread(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Order stretches so that the first few lie all over the record: by the bits of their places, reversed."""
+    """Order stretches so that the first few lie all over the record: by their places' bits, reversed."""
     bits = max(1, (len(stretches) - 1).bit_length())
     places = sorted(range(len(stretches)), key=lambda place: f"{place:0{bits}b}"[::-1])
     return [stretches[place] for place in places]
