@@ -106,7 +106,7 @@ class StepTimeModel:
         self._largest_seen = max(self._largest_seen, shape.num_new_tokens)
         key = (_segment(shape.num_new_tokens), shape.prefill_work > 0)
         region = self._regions.setdefault(key, _Region())
-        region.features.append(_features(shape))
+        region.features.append(features(shape))
         region.seconds.append(seconds)
         self._num_since_fit += 1
         due = REFIT_EVERY if self.fitted else MIN_SAMPLES
@@ -115,7 +115,7 @@ class StepTimeModel:
 
     def predict(self, shape: StepShape) -> float:
         """Seconds this step should take; 0 before the first fit."""
-        return math.fsum(map(operator.mul, self._plain, _features(shape)))
+        return math.fsum(map(operator.mul, self._plain, features(shape)))
 
     def largest_chunk(self, base: StepShape, context: int, budget_s: float, limit: int) -> int:
         """The most prefill tokens, <= limit, that may join `base` within `budget_s`.
@@ -146,7 +146,7 @@ class StepTimeModel:
         scaled = rows / scale
         gram = scaled.T @ scaled + RIDGE * np.eye(NUM_FEATURES)
         target = scaled.sum(axis=0)
-        weights = _nonnegative_least_squares(gram, target, self._coefficients * scale)
+        weights = nonnegative_least_squares(gram, target, self._coefficients * scale)
         self._coefficients = weights / scale
         self._plain = self._coefficients.tolist()
         self.fitted = True
@@ -154,7 +154,7 @@ class StepTimeModel:
             self._q99 = max(0.0, float(np.quantile(np.array(self._residuals), 0.99)))
 
 
-def _nonnegative_least_squares(
+def nonnegative_least_squares(
     gram: NDArray[np.float64],  # [n, n] positive definite
     target: NDArray[np.float64],  # [n]
     start: NDArray[np.float64],  # [n] warm start
@@ -176,7 +176,7 @@ def _segment(num_tokens: int) -> int:
     return max(0, bisect.bisect_left(KNOTS, num_tokens) - 1)
 
 
-def _features(shape: StepShape) -> list[float]:
+def features(shape: StepShape) -> list[float]:
     tokens = shape.num_new_tokens
     place = max(0, bisect.bisect_right(KNOTS, tokens) - 1)
     row = [1.0, *WIDTHS[:place], float(max(0, tokens - KNOTS[place])), *ZEROS[place:]]

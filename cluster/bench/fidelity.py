@@ -15,9 +15,9 @@ import msgspec
 
 from cluster.arguments import at_least_one
 from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
-from cluster.bench.learning import LearningRunner
 from cluster.bench.report import percentile, progress
-from cluster.bench.steps import fitted_profile
+from cluster.bench.step_log import StepLog
+from cluster.bench.steps import deviations, fitted_profile
 from cluster.bench.workload import fixed_length_request
 from cluster.config import ClusterConfig
 from cluster.simulation.fleet import Pace
@@ -106,11 +106,11 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     mix = Mix(shares={0: 1.0}, max_tokens=MAX_TOKENS, seed=args.seed)
     arrivals = list(drawn(trace, mix, lambda _: args.rate, args.seconds, 1.0))
     opened = open_runner(config, progress)
-    runner = LearningRunner(opened.runner)
-    engine = new_engine(opened, "continuous", runner)
+    engine = new_engine(opened, "continuous")
     warm_up(engine, SEATS)
+    log = StepLog(engine)
     real = serve(engine, arrivals)
-    profile = fitted_profile("measured", opened, runner.step_time, 0.0)
+    profile = fitted_profile("measured", opened, log, 0.0)
     virtual_config = msgspec.structs.replace(config, max_model_len=MAX_TOKENS)
     tier = simulated(profile, virtual_config, arrivals).measures.tiers[TIER.level]
     figures = {
@@ -126,7 +126,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "simulator": {name: virtual * 1e3 for name, (_, virtual) in figures.items()},
         "requests": len(arrivals),
         "gaps": len(real.gaps_s),
-        "residual_q99_ms": runner.step_time.residual_q99_s * 1e3,
+        "deviation_p50": percentile(deviations(profile, log), 50),
+        "deviation_p99": percentile(deviations(profile, log), 99),
         "rate": args.rate,
         "seed": args.seed,
         **identity(opened),

@@ -9,13 +9,14 @@ from typing import Final
 import msgspec
 
 from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
-from cluster.bench.learning import LearningRunner
-from cluster.bench.report import progress
+from cluster.bench.report import percentile, progress
+from cluster.bench.step_log import StepLog
 from cluster.bench.workload import fixed_length_request, random_prompt
-from cluster.simulation.profile import Profile, RowTime, StepTimes
+from cluster.simulation.fit import fit
+from cluster.simulation.profile import Profile
 from replicas.engine import Engine
 from replicas.startup import OpenedRunner, open_runner
-from replicas.step_time import KNOTS, StepShape, StepTimeModel
+from replicas.step_time import StepShape
 
 NAME = "steps"
 HELP = "fit step times over batches, contexts and chunks; --out writes a profile for simulate"
@@ -39,9 +40,9 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     )
     opened = open_runner(config, progress)
     start_s = time.perf_counter() - started_at
-    runner = LearningRunner(opened.runner)
-    engine = new_engine(opened, "continuous", runner)
+    engine = new_engine(opened, "continuous")
     warm_up(engine, max(BATCHES))
+    log = StepLog(engine)
     draw = random.Random(0)
     for context in CONTEXTS:
         for batch in BATCHES:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     for chunk in CHUNKS:
         for _ in range(2):
             _run(engine, [(chunk, 1)], draw)
-    profile = fitted_profile(args.name, opened, runner.step_time, start_s)
+    profile = fitted_profile(args.name, opened, log, start_s)
     if args.out is not None:
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
     return {
@@ -58,7 +59,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "step_ms_batch_8": profile.steps.seconds(_decodes(8, 512)) * 1e3,
         "step_ms_batch_32": profile.steps.seconds(_decodes(32, 512)) * 1e3,
         "prefill_tokens_per_s": 512 / profile.steps.seconds(StepShape().with_prefill(512, 0)),
-        "residual_q99_ms": runner.step_time.residual_q99_s * 1e3,
+        "deviation_p50": percentile(deviations(profile, log), 50),
+        "deviation_p99": percentile(deviations(profile, log), 99),
         "start_s": start_s,
         **identity(opened),
     }
@@ -75,29 +77,23 @@ def _decodes(count: int, context: int) -> StepShape:
     return StepShape(num_new_tokens=count, kv_read_tokens=count * context, num_sampling=count)
 
 
-def fitted_profile(name: str, opened: OpenedRunner, step_time: StepTimeModel, start_s: float) -> Profile:
-    """Return what the engine has learned, as a profile."""
-
-    def seconds(shape: StepShape) -> float:
-        return step_time.predict(shape)
-
-    base_s = seconds(StepShape())
+def fitted_profile(name: str, opened: OpenedRunner, log: StepLog, start_s: float) -> Profile:
+    """Return what the steps of a log took, as a profile."""
     resolved = opened.resolved
     return Profile(
         name=name,
         source=f"fitted by bench steps: {opened.card.name}, {opened.quantization}, "
         f"{opened.num_threads} threads",
-        steps=StepTimes(
-            rows=tuple(
-                RowTime(knot, seconds(StepShape(num_new_tokens=knot))) for knot in (*KNOTS, 2 * KNOTS[-1])
-            ),
-            query_key_pair_s=(seconds(StepShape(prefill_work=1e6)) - base_s) / 1e6,
-            read_token_s=(seconds(StepShape(kv_read_tokens=1_000_000)) - base_s) / 1e6,
-            sample_s=(seconds(StepShape(num_sampling=1000)) - base_s) / 1e3,
-        ),
+        steps=fit(log.shapes, log.seconds),
         max_position_embeddings=resolved.max_model_len,
         kv_bytes_per_token=1,
         kv_bytes=resolved.num_blocks * resolved.block_size,
         block_size=resolved.block_size,
         cold_start_s=start_s,
     )
+
+
+def deviations(profile: Profile, log: StepLog) -> list[float]:
+    """Return how far each measured step was from what the profile says, as a share of that."""
+    pairs = zip(log.shapes, log.seconds, strict=True)
+    return [abs(seconds / profile.steps.seconds(shape) - 1) for shape, seconds in pairs]
