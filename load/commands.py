@@ -147,7 +147,12 @@ def publish(report: Report, options: argparse.Namespace) -> int:
     _publish(to_json(report), to_markdown(report), lambda: to_html(report), options)
     for problem in report.invalid_because:
         print(f"invalid: {problem}", file=sys.stderr)
-    return 0 if report.is_valid else EXIT_INVALID
+    if not report.is_valid:
+        return EXIT_INVALID
+    if report.total.failed == report.total.requests:
+        print(f"not one of {report.total.requests} requests was answered", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
 
 
 def _publish(data: object, markdown: str, html: Callable[[], str], options: argparse.Namespace) -> None:

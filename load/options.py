@@ -16,7 +16,7 @@ from load.connection import Target, parse_target
 from load.errors import LoadError, TraceError
 from load.lengths import parse_lengths
 from load.plan import Script, Tenant
-from load.preflight import Calibration, Server
+from load.preflight import PREFLIGHT_S, Calibration, Server
 from load.run import ClosedLoop, Job
 from load.servegen import PREFIX, servegen_trace
 from load.tenants import Cast, Source, parse_slo, read_cast
@@ -54,6 +54,7 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--input-tokens", default="128", metavar="L", help="256, uniform:16:512, or")
     group.add_argument("--output-tokens", default="64", metavar="L", help="lognormal:MEDIAN:SIGMA[:MOST]")
     group.add_argument("--lengths", metavar="TRACE", help="draw input and output lengths from a trace's rows")
+    group.add_argument("--length-factor", type=positive, default=1.0, help="scale a trace's lengths")
     group.add_argument("--prompts", type=Path, metavar="JSONL", help='lines of {"prompt"|"messages": ...}')
     group.add_argument("--prefix-tokens", type=_count, default=0, help="shared system message of this length")
     group.add_argument("--prefix-groups", type=at_least_one, default=1, help="different ones (1)")
@@ -82,7 +83,6 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--duration-s", type=positive, help=f"default {DEFAULT_DURATION_S:g}")
     group.add_argument("--requests", type=at_least_one, help="stop after this many requests or sessions")
     group.add_argument("--rate-factor", type=positive, default=1.0, help="replay a trace this much faster")
-    group.add_argument("--length-factor", type=positive, default=1.0, help="scale a trace's lengths")
     group.add_argument("--jitter-s", type=not_negative, default=0.0, help="spread a trace's arrivals")
 
 
@@ -140,12 +140,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 def prepare(options: argparse.Namespace) -> Setting:
     """Read the files and look at the server. Raises LoadError."""
+    _refuse_idle(options)
     api_key = options.api_key or os.environ.get(API_KEY_VARIABLE)
     cast = _cast(options, api_key)
     workload = _workload(options)
     target = parse_target(options.url)
     first_key = next((tenant.api_key for tenant in cast.tenants if tenant.api_key), api_key)
-    with Server(target, first_key) as server:
+    with Server(target, first_key, min(PREFLIGHT_S, options.timeout_s)) as server:
         model = server.check_model(options.model)
         calibration = server.calibrate(WORDS, model, options.api)
     extra = options.extra_body | ({"ignore_eos": True} if options.ignore_eos else {})
@@ -203,6 +204,29 @@ def open_plan(setting: Setting, options: argparse.Namespace, rate: str) -> tuple
     if requests is not None and len(scripts) == requests and options.duration_s is None:
         duration_s = scripts[-1].at_s
     return scripts, duration_s
+
+
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """Raise LoadError for an option that does nothing beside the others."""
+    trace, users = getattr(options, "trace", None), getattr(options, "users", None)
+    has_rows = trace is not None or options.lengths is not None
+    needs = (
+        ("rate_factor", 1.0, trace is not None, "with --trace"),
+        ("jitter_s", 0.0, trace is not None, "with --trace"),
+        ("lengths", None, trace is None, "without --trace"),
+        ("length_factor", 1.0, has_rows, "with --trace or --lengths"),
+        ("max_total_tokens", None, has_rows, "with --trace or --lengths"),
+        ("arrivals", "poisson", trace is None and users is None, "without --trace and --users"),
+        ("cv", 2.0, options.arrivals == "gamma", "with --arrivals gamma"),
+        ("input_tokens", "128", not has_rows and options.prompts is None, "where nothing else gives lengths"),
+        ("output_tokens", "64", not has_rows, "without --trace and --lengths"),
+        ("prefix_groups", 1, options.prefix_tokens > 0, "with --prefix-tokens"),
+        ("slow_bytes_per_s", 1000.0, options.slow_fraction > 0, "with --slow-fraction"),
+        ("think_s", 0.0, users is not None or options.turns != "1", "with --users or --turns"),
+    )
+    for name, default, has_effect, where in needs:
+        if not has_effect and getattr(options, name, default) != default:
+            raise LoadError(f"--{name.replace('_', '-')} does something {where} only")
 
 
 def _rate(text: str) -> float:

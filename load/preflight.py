@@ -10,7 +10,8 @@ from load.completion import PATHS, Api, error_message
 from load.connection import Target
 from load.errors import LoadError
 
-TIMEOUT_S: Final = 60.0
+PREFLIGHT_S: Final = 60.0
+"""Longest wait for one of its answers."""
 PROBE_WORDS: Final = 48
 
 Counting = Literal["tokenize", "usage", "assumed"]
@@ -50,12 +51,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 class Server:
     """The server under test, asked politely: one small request at a time, outside the measurement."""
 
-    def __init__(self, target: Target, api_key: str | None) -> None:
+    def __init__(self, target: Target, api_key: str | None, timeout_s: float = PREFLIGHT_S) -> None:
         scheme = "https" if target.is_tls else "http"
         self._base = f"{scheme}://{target.authority}{target.prefix}"
         headers = {"authorization": f"Bearer {api_key}"} if api_key is not None else {}
         # The load goes straight to the target; so does this, whatever proxies the environment names.
-        self._http = httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(headers=headers, timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> "Server":
         return self

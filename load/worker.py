@@ -33,6 +33,9 @@ from load.workload import Workload
 PROGRESS_S: Final = 0.25
 LAG_PROBE_S: Final = 0.05
 STOP_GRACE_S: Final = 0.2
+FAILURE_PAUSE_S: Final = 0.5
+"""A user whose request failed asks again after so long at the earliest: a server that is gone, or refuses,
+would else be asked thousands of times a second."""
 RETRY_STATUSES: Final = (429, 503)
 STOP: Final = b"stop"
 
@@ -146,7 +149,7 @@ class Driver:
         """Nothing runs any more, or nothing shall."""
         self._error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[object]] = set()
         self._records: list[RequestRecord] = []
         self._num_started = 0
         self._num_ended = 0
@@ -207,12 +210,12 @@ class Driver:
             await _sleep_until(due_at)
             self._start(self._run_script(script, opening, due_at))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
         if not self._running:
             self._over.set()
@@ -230,13 +233,17 @@ class Driver:
             await _sleep_until(due_at)
             if self._is_stopping or time.perf_counter() - self._start_at >= duration_s:
                 return
-            await self._run_script(script, opening, due_at)
-            due_at = time.perf_counter() + (rng.expovariate(1 / think_s) if think_s else 0.0)
+            answer = await self._run_script(script, opening, due_at)
+            pause_s = rng.expovariate(1 / think_s) if think_s else 0.0
+            if answer.failure is not None:
+                pause_s = max(pause_s, FAILURE_PAUSE_S)
+            due_at = time.perf_counter() + pause_s
 
     def _open(self, script: Script) -> list[Message]:
         return self._writer.opening(script) + self._writer.turn(script.turns[0], is_first=True)
 
-    async def _run_script(self, script: Script, messages: list[Message], due_at: float) -> None:
+    async def _run_script(self, script: Script, messages: list[Message], due_at: float) -> Answer:
+        """Send the turns in order until one does not come to its end; returns the last answer."""
         for number, turn in enumerate(script.turns):
             if number:
                 messages += self._writer.turn(turn, is_first=False)
@@ -244,8 +251,9 @@ class Driver:
                 await _sleep_until(due_at)
             answer = await self._ask(script, number, messages, due_at)
             if answer.failure is not None or answer.is_cancelled or self._is_stopping:
-                return
+                break
             messages.append({"role": "assistant", "content": "".join(answer.text)})
+        return answer
 
     async def _ask(self, script: Script, number: int, messages: list[Message], due_at: float) -> Answer:
         """Send one turn, obeying Retry-After; leaves a record whatever happens."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from load.commands import EXIT_FAILED, EXIT_INVALID, EXIT_MISUSED, add_parsers
-from tests.load.http_server import answering
+from tests.load.http_server import Answer, answering
 from tests.load.wellformed import check_page
 
 FAST = ("--duration-s", "1", "--rate", "20", "--output-tokens", "5", "--max-lateness-ms", "10000")
@@ -90,6 +90,12 @@ def test_sweep_finds_that_everything_holds(echo_url: str, capsys: pytest.Capture
     assert sweep["knee_rps"] == 40
 
 
+def test_sweep_draws_lengths_from_a_trace(echo_url: str) -> None:
+    assert load("sweep", "--url", echo_url, "--slo", "e2e=60000", "--duration-s", "0.5", "--first-rate", "9",
+                "--lengths", "azure2023-conv", "--length-factor", "0.01", "--max-probes", "1",
+                "--max-lateness-ms", "10000") == 0  # fmt: skip
+
+
 def test_sweep_says_when_no_rate_holds(echo_url: str) -> None:
     assert load("sweep", "--url", echo_url, "--slo", "ttft=0.001", "--duration-s", "0.5",
                 "--output-tokens", "2",
@@ -112,6 +118,10 @@ def test_a_late_driver_is_an_exit_code_of_its_own(echo_url: str, capsys: pytest.
         (["--slo", "ttft"], "ttft=500"),
         (["--slo", "gold:ttft=500"], "gold"),
         (["--rate", "0.0001"], "no request"),
+        (["--rate-factor", "2"], "--rate-factor does something with --trace only"),
+        (["--users", "2", "--arrivals", "constant"], "without --trace and --users only"),
+        (["--trace", "azure2023-conv", "--input-tokens", "9"], "where nothing else gives lengths"),
+        (["--cv", "3"], "--arrivals gamma"),
         (["--prompts", "/nowhere.jsonl"], "cannot read the prompts"),
         (["--tenants", "/nowhere.yaml"], "nowhere"),
         ([*FAST, "--out", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
@@ -143,6 +153,20 @@ def test_a_server_that_is_down(capsys: pytest.CaptureFixture[str]) -> None:
         pass
     assert load("run", "--url", f"http://127.0.0.1:{target.port}") == EXIT_MISUSED
     assert "no answer from" in capsys.readouterr().err
+
+
+def test_a_run_without_an_answer_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse_streams(path: str, body: dict[str, Any], _: str | None) -> Answer:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "m"}]}
+        return (500, {}) if body.get("stream") else (200, {"choices": []})
+
+    with answering(refuse_streams) as target:
+        code = load("run", "--url", f"http://127.0.0.1:{target.port}", *FAST)
+    assert code == EXIT_FAILED
+    printed = capsys.readouterr()
+    assert "http_500 14" in printed.out
+    assert "not one of 14 requests was answered" in printed.err
 
 
 def test_keys_are_not_in_the_report(echo_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,14 @@ async def test_users_wait_for_their_answers() -> None:
     assert most == 3
 
 
+async def test_users_pause_after_a_failure() -> None:
+    users = Users(numbers=(0, 1), tenants=(0, 0), indexes=(0, 1 << 40, 1), duration_s=0.4)
+    records = (await drive(assignment(Target(host="127.0.0.1", port=1), users=users))).records
+    # Nobody listens there: without a pause there would be hundreds.
+    assert len(records) <= 2
+    assert all(record.failure == "connect" for record in records)
+
+
 async def test_users_ask_nothing_once_the_time_is_over() -> None:
     users = Users(numbers=(0, 1), tenants=(0, 0), indexes=(0, 1 << 40, 1), duration_s=0.0)
     reports = await drive(assignment(Target(host="127.0.0.1", port=1), users=users))
