@@ -9,11 +9,12 @@ from replicas.config import Numerics, Quantization
 from replicas.errors import ConfigError
 from replicas.model import LoadedModel
 from replicas.model_exact import make_exact
+from replicas.model_fp32 import pack_linears
 from replicas.model_int8 import WEIGHT_LEVELS, quantise_linears, weight_levels
 from replicas.model_layer import fuse_layers
 from replicas.model_rotary import tabulate_rotary
 from replicas.model_smooth import smooth
-from replicas.model_team import open_team
+from replicas.model_team import Team, open_team
 from replicas.progress import Progress
 
 
@@ -41,18 +42,20 @@ def adapt(
     if on_cpu:
         progress("fusing layers", None)
         fuse_layers(model.module)
-    quantization = _quantise(model, wanted, folder, progress) if on_cpu else "none"
+    team = open_team(torch.get_num_threads()) if on_cpu else None
+    quantization = _quantise(model, wanted, team, folder, progress) if on_cpu else "none"
+    if team is not None:
+        pack_linears(model.module, team)
     tabulate_rotary(model.module, max_positions)
     row_floor = make_exact(model.module) if numerics == "exact" else 1
     return Adapted(row_floor=row_floor, quantization=quantization)
 
 
 def _quantise(
-    model: LoadedModel, wanted: Quantization | None, folder: Path, progress: Progress
+    model: LoadedModel, wanted: Quantization | None, team: Team | None, folder: Path, progress: Progress
 ) -> Quantization:
     if wanted == "none":
         return "none"
-    team = open_team(torch.get_num_threads())
     if wanted is None and weight_levels(team) < WEIGHT_LEVELS[0]:
         return "none"
     progress("quantising to int8", None)

@@ -15,6 +15,7 @@ from replicas.attention.numba_cpu import NumbaAttention
 from replicas.config import Quantization, ResolvedConfig
 from replicas.model import build_random_model
 from replicas.model_adapt import adapt
+from replicas.model_fp32 import PackedLinear
 from replicas.model_int8 import Int8Linear
 from replicas.progress import Progress
 from replicas.runner import TorchRunner
@@ -42,7 +43,8 @@ class Floor:
 
 def measure_floor(module: nn.Module) -> Floor:
     """Measure on this thread's number of torch threads; a second for a large model."""
-    layers = [layer for layer in module.modules() if isinstance(layer, Int8Linear | nn.Linear)]
+    kinds = Int8Linear | PackedLinear | nn.Linear
+    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
     inputs = [torch.randn(1, layer.in_features) for layer in layers]
 
     def multiply() -> None:
@@ -52,10 +54,7 @@ def measure_floor(module: nn.Module) -> Floor:
     cells = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
     with torch.inference_mode():
         return Floor(
-            weight_bytes=sum(
-                layer.weight_bytes if isinstance(layer, Int8Linear) else layer.weight.nbytes
-                for layer in layers
-            ),
+            weight_bytes=sum(layer.weight.nbytes for layer in layers),
             read_bytes_per_s=_READ_BYTES / _best_s(cells.sum),
             products_s=_best_s(multiply),
         )

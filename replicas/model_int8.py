@@ -3,7 +3,7 @@
 Whole-number sums have no rounding, so a row's result does not depend on the rows beside it, on the order of
 the sums or on the number of threads: quantised models are exact (model_exact.py) without padding.
 
-Products come from model_int8_kernels.py where the CPU allows it, else from torch. CPUs without VNNI add pairs
+Products come from model_team_kernels.py where the CPU allows it, else from torch. CPUs without VNNI add pairs
 of products in 16 bits, which 8-bit weights can overflow. `weight_levels` finds out what this machine computes
 correctly: 8 bits, or 7.
 """
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from replicas.errors import ConfigError
-from replicas.model_int8_kernels import linear, pack
 from replicas.model_kernels import LANES, dequantise, quantise, rescore
-from replicas.model_team import Team
+from replicas.model_products import pack_int8
+from replicas.model_team import PackedWeight, Team
 
 WEIGHT_LEVELS: Final = (127, 63)
 """Largest magnitudes of a quantised weight to try: 8 bits, 7 bits."""
@@ -37,46 +37,31 @@ class Int8Linear(nn.Module):
         self.in_features: int = inner.in_features
         scales = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / levels
         quantised = torch.round(weight / scales[:, None]).to(torch.int8)
-        bias = torch.zeros(len(weight)) if inner.bias is None else inner.bias.clone()
-        self._team = team
-        self._weight = quantised.t() if team is None else torch.from_numpy(pack(quantised.numpy()))
-        self._columns = (scales, quantised.sum(dim=1, dtype=torch.int32), bias)
-        self._addresses = [tensor.data_ptr() for tensor in (self._weight, *self._columns)]
-
-    @property
-    def weight_bytes(self) -> int:
-        """What a product reads of it."""
-        return sum(tensor.nbytes for tensor in (self._weight, *self._columns))
+        self.team = team
+        self.weight = PackedWeight(
+            packed=quantised.t() if team is None else torch.from_numpy(pack_int8(quantised.numpy())),
+            scales=scales,
+            sums=quantised.sum(dim=1, dtype=torch.int32),
+            bias=torch.zeros(len(weight)) if inner.bias is None else inner.bias.clone(),
+            num_inputs=inner.in_features,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
-        out = self._by_torch(rows) if self._team is None else self._by_team(rows, self._team)
+        out = self._by_torch(rows) if self.team is None else self.team.multiply(rows, self.weight)
         return out.view(*x.shape[:-1], out.shape[-1])
-
-    def _by_team(self, rows: Tensor, team: Team) -> Tensor:
-        num_rows, num_inputs = rows.shape
-        num_outputs = self._columns[0].shape[0]
-        out = torch.empty(num_rows, num_outputs)
-        team.wake()
-        linear(
-            team.state,
-            out.data_ptr(),
-            rows.data_ptr(),
-            *self._addresses,
-            num_rows,
-            num_inputs,
-            num_outputs,
-        )
-        return out
 
     def _by_torch(self, rows: Tensor) -> Tensor:
         num_rows = len(rows)
         quantised = torch.empty(rows.shape, dtype=torch.uint8)
         scales, zeros = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int32)
         quantise(quantised.numpy(), scales.numpy(), zeros.numpy(), rows.numpy(), 0, num_rows)
-        sums = torch._int_mm((quantised ^ 128).view(torch.int8), self._weight)
+        weight = self.weight
+        assert weight.scales is not None
+        assert weight.sums is not None
+        sums = torch._int_mm((quantised ^ 128).view(torch.int8), weight.packed)
         out = torch.empty(sums.shape)
-        columns = [column.numpy() for column in self._columns]
+        columns = [column.numpy() for column in (weight.scales, weight.sums, weight.bias)]
         dequantise(out.numpy(), sums.numpy(), scales.numpy(), (zeros - 128).numpy(), *columns, 0, num_rows)
         return out
 
@@ -86,13 +71,13 @@ class Int8Head(Int8Linear):
 
     def __init__(self, inner: nn.Linear, levels: int, team: Team | None = None) -> None:
         super().__init__(inner, levels, team)
-        self._full_weight = inner.weight
+        self.full_weight = inner.weight
 
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
         rows = logits.view(-1, logits.shape[-1])
         hidden = x.reshape(len(rows), x.shape[-1]).contiguous()
-        rescore(rows.numpy(), hidden.numpy(), self._full_weight.numpy(), 0, len(rows))
+        rescore(rows.numpy(), hidden.numpy(), self.full_weight.numpy(), 0, len(rows))
         return logits
 
 

@@ -150,9 +150,11 @@ def quantise(
         inverse = _STEPS / span if span > _ZERO else _ZERO
         zero = np.rint(low * inverse)
         zeros[row] = np.int32(zero)
-        for i in range(width):
-            # Both are rounded, so their sum can reach 256.
-            out[row, i] = np.uint8(min(np.rint(x[row, i] * inverse) + zero, _STEPS))
+        factor, shift = lanes.splat(inverse), lanes.splat(zero)
+        for i in range(0, width, LANES):
+            value = lanes.round_even(lanes.mul(lanes.load(x, row * width + i), factor))
+            # Both are rounded, so their sum can reach 256: 255 is stored.
+            lanes.store_bytes(out, row * width + i, lanes.add(value, shift))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -29,7 +29,7 @@ class FusedLayer(nn.Module):
         mlp: Any = layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._index: int = attention.layer_idx
-        self._scaling: float = attention.scaling
+        self.scaling: float = attention.scaling
         self._head_dim: int = attention.head_dim
         self._heads = [p.out_features // self._head_dim for p in projections]
         self.qkv = _merge(projections)
@@ -75,7 +75,7 @@ class FusedLayer(nn.Module):
         cos, sin = position_embeddings
         rotate(qkv.numpy(), num_heads + num_kv_heads, cos[0].numpy(), sin[0].numpy(), 0, num_rows)
         query, key, value = qkv.split(self._heads, dim=1)
-        out = paged_attention(self._index, query, key, value, self._scaling, None, None)
+        out = paged_attention(self._index, query, key, value, self.scaling, None, None)
         return out.view(num_rows, -1)
 
 

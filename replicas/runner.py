@@ -12,6 +12,7 @@ from replicas.api import SamplingParams, TokenLogprobs
 from replicas.attention.base import AttentionBackend
 from replicas.errors import ConstraintError
 from replicas.model import LoadedModel
+from replicas.model_pass import open_pass
 from replicas.packing import LongArray, PackedStep, pack
 from replicas.runner_drafts import judge, sampled_positions
 from replicas.sampling import Masks, Sampled, sample, token_logprobs
@@ -44,6 +45,7 @@ class TorchRunner:
         self._constraints = constraints
         self._block_size = block_size
         self._row_floor = row_floor
+        self._pass = open_pass(model, backend, self._attend) if model.device.type == "cpu" else None
 
     @property
     def module(self) -> nn.Module:
@@ -115,6 +117,8 @@ class TorchRunner:
         keep = self._rows_to_keep(packed, prompt_rows)
         with torch.inference_mode():
             self._backend.begin_step(packed.batch)
+            if self._pass is not None:
+                return self._pass.logits(packed.token_ids, packed.positions, keep, packed.batch)[:num_kept]
             logits = self._model.logits(
                 torch.from_numpy(packed.token_ids).to(device),
                 torch.from_numpy(packed.positions).to(device),

@@ -129,6 +129,33 @@ def floor(typingctx: Any, lanes: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic
+def round_even(typingctx: Any, lanes: Any) -> Any:  # noqa: ARG001
+    """The nearest whole number to each lane, the even one of two."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        return _call(builder, "llvm.roundeven.v16f32", _FLOATS, list(args))
+
+    return lanes_type(lanes_type), codegen
+
+
+@intrinsic
+def store_bytes(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:  # noqa: ARG001
+    """array[offset : offset + 16] = lanes, whole numbers held to 0 .. 255, NaN as 0; contiguous uint8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        held = _call(builder, "llvm.maxnum.v16f32", _FLOATS, [args[2], ir.Constant(_FLOATS, [0.0] * WIDTH)])
+        held = _call(builder, "llvm.minnum.v16f32", _FLOATS, [held, ir.Constant(_FLOATS, [255.0] * WIDTH)])
+        whole = builder.fptosi(held, _INTS)
+        narrow = ir.VectorType(ir.IntType(8), WIDTH)
+        address = builder.bitcast(builder.gep(data, [args[1]]), narrow.as_pointer())
+        builder.store(builder.trunc(whole, narrow), address, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes_type), codegen
+
+
+@intrinsic
 def power_of_two(typingctx: Any, lanes: Any) -> Any:  # noqa: ARG001
     """2 ** n for whole n in [-126, 127], by writing the exponent."""
 

@@ -4,15 +4,18 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from replicas.attention import numba_kernels as kernels
 from replicas.attention.base import AttentionBackend, AttentionNeeds, KVPoolSpec
 from replicas.attention.crew import Crew
+from replicas.large_memory import large_zeros
 from replicas.packing import AttentionBatch, IntArray, LongArray
 
 QUERY_ROWS = 8
 """Rows of one sequence that share a read of K and V; their accumulators must stay in L1."""
+FloatArray = NDArray[np.float32]
 SHARED_FROM = 30_000
 """Query-key products of a layer from which several threads share them: some 100 us of work."""
 
@@ -41,14 +44,16 @@ class NumbaAttention(AttentionBackend):
     def __init__(self, spec: KVPoolSpec) -> None:
         needs = spec.needs
         self._alone, self._all = Crew(1), Crew(spec.num_threads)
-        self._block_size = spec.block_size
+        self.block_size = spec.block_size
         self._num_heads = needs.num_heads
         self._num_kv_heads = needs.num_kv_heads
         width = _width(needs.head_dim)
         tiles = spec.block_size // kernels.TILE
         keys = (needs.num_layers, spec.num_blocks, needs.num_kv_heads, tiles, width, kernels.TILE)
         values = (needs.num_layers, spec.num_blocks, needs.num_kv_heads, spec.block_size, width)
-        self._pools = [*torch.zeros(keys), *torch.zeros(values)]
+        self._pools = [
+            torch.from_numpy(pool) for shape in (keys, values) for pool in large_zeros(shape, np.float32)
+        ]
         flat = [pool.view(-1).numpy() for pool in self._pools]
         self._keys, self._values = flat[: needs.num_layers], flat[needs.num_layers :]
 
@@ -56,22 +61,31 @@ class NumbaAttention(AttentionBackend):
     def pools(self) -> list[Tensor]:
         return self._pools
 
+    def pools_of(self, layer: int) -> tuple[FloatArray, FloatArray]:
+        """K and V of a layer, flat, as numba_kernels.py describes them."""
+        return self._keys[layer], self._values[layer]
+
     def begin_step(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        self._work = _split_rows(batch)
+        self.work = _split_rows(batch)
         # Products of a query with a key, per layer: below some number waking a thread costs more.
-        cost = self._work[:, 2] * (self._work[:, 3] + self._work[:, 2])
+        cost = self.work[:, 2] * (self.work[:, 3] + self.work[:, 2])
         self._crew = self._all if cost.sum() * self._num_heads > SHARED_FROM else self._alone
-        self._order = _balance(cost, self._num_kv_heads, self._crew.num_threads)
+        self.order = _balance(cost, self._num_kv_heads, self._crew.num_threads)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         kernels.store(
             self._keys[layer],
             self._values[layer],
             key.contiguous().numpy(),
+            0,
             value.contiguous().numpy(),
+            0,
+            self._num_kv_heads,
             self._batch.slot_mapping,
-            self._block_size,
+            self.block_size,
+            0,
+            self._batch.num_rows,
         )
 
     def attend(
@@ -85,15 +99,15 @@ class NumbaAttention(AttentionBackend):
             self._keys[layer],
             self._values[layer],
             self._batch.block_tables,
-            self._block_size,
+            self.block_size,
             self._num_kv_heads,
-            self._work,
-            self._order,
+            self.work,
+            self.order,
             np.float32(scaling),
             window or 0,
             np.float32(softcap or 0.0),
         )
-        self._crew.run(kernels.attend, args, len(self._order))
+        self._crew.run(kernels.attend, args, len(self.order))
         return out
 
 

@@ -5,7 +5,7 @@ the other; normalisers over every sixteenth position, then over the sixteen. So 
 the way rows are grouped into work items, nor the number of threads changes a bit.
 
 Online softmax after Milakov & Gimelshein, "Online normalizer calculation for softmax" (2018); the tiling is
-FlashAttention's (Dao et al., 2022) with tiles of TILE positions that begin at multiples of TILE.
+FlashAttention's (Dao et al., 2022) with spans of SPAN positions that begin at multiples of SPAN.
 
 The pool of one layer is two flat arrays. K is transposed inside a tile, so that scores of sixteen positions
 come from one load per head_dim element; width is head_dim rounded up to whole lanes, the rest stays zero:
@@ -22,10 +22,12 @@ from typing import Any, Final
 import numpy as np
 from numba import njit
 
-from replicas.attention import lanes
+from replicas.attention import blocks, lanes
 
-TILE: Final = lanes.WIDTH
-"""Positions per tile."""
+TILE: Final = blocks.TILE
+"""Positions per tile of K."""
+SPAN: Final = blocks.SPAN
+"""Positions that are folded into the softmax at a time; spans begin at multiples of it."""
 
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
@@ -62,80 +64,69 @@ def exp(x: Any) -> Any:
     return lanes.mul(y, lanes.power_of_two(n))
 
 
-@njit(inline="always")
-def _score_tile(
-    scores: Any,  # flat [rows, TILE], out
-    queries: Any,  # flat [rows, width], scaled
-    keys: Any,
-    tile_start: Any,  # offset of the tile in `keys`
+@njit(nogil=True, cache=True, error_model="numpy")
+def _score_span(
+    scores: Any,  # address of [rows, SPAN], out
+    queries: Any,  # of [rows, width], scaled
+    tiles: Any,  # [TILES] addresses of tiles of K
     num_rows: Any,
     width: Any,
 ) -> None:
-    """scores[r, j] = queries[r] . key j. Four rows at a time hide the latency of their chains of fma."""
-    row = 0
-    while row + 4 <= num_rows:
-        a = b = c = d = lanes.splat(_ZERO)
-        base = row * width
-        for i in range(width):
-            key = lanes.load(keys, tile_start + i * TILE)
-            a = lanes.fma(lanes.splat(queries[base + i]), key, a)
-            b = lanes.fma(lanes.splat(queries[base + width + i]), key, b)
-            c = lanes.fma(lanes.splat(queries[base + 2 * width + i]), key, c)
-            d = lanes.fma(lanes.splat(queries[base + 3 * width + i]), key, d)
-        lanes.store(scores, row * TILE, a)
-        lanes.store(scores, (row + 1) * TILE, b)
-        lanes.store(scores, (row + 2) * TILE, c)
-        lanes.store(scores, (row + 3) * TILE, d)
-        row += 4
-    while row < num_rows:
-        a = lanes.splat(_ZERO)
-        for i in range(width):
-            a = lanes.fma(lanes.splat(queries[row * width + i]), lanes.load(keys, tile_start + i * TILE), a)
-        lanes.store(scores, row * TILE, a)
-        row += 1
+    """scores[r, j] = queries[r] . key j."""
+    num_blocks = (num_rows + blocks.ROWS - 1) // blocks.ROWS
+    for block in range(num_blocks):
+        first = num_rows * block // num_blocks
+        count = num_rows * (block + 1) // num_blocks - first
+        s, q = scores + 4 * first * SPAN, queries + 4 * first * width
+        if count == 1:
+            blocks.scores_1(s, q, tiles[0], tiles[1], tiles[2], tiles[3], width)
+        elif count == 2:
+            blocks.scores_2(s, q, tiles[0], tiles[1], tiles[2], tiles[3], width)
+        elif count == 3:
+            blocks.scores_3(s, q, tiles[0], tiles[1], tiles[2], tiles[3], width)
+        elif count == 4:
+            blocks.scores_4(s, q, tiles[0], tiles[1], tiles[2], tiles[3], width)
+        elif count == 5:
+            blocks.scores_5(s, q, tiles[0], tiles[1], tiles[2], tiles[3], width)
+        else:
+            blocks.scores_6(s, q, tiles[0], tiles[1], tiles[2], tiles[3], width)
 
 
-@njit(inline="always")
+@njit(nogil=True, cache=True, error_model="numpy")
 def _add_values(
-    outputs: Any,  # flat [rows, width]
-    row: Any,
-    weights: Any,  # flat [rows, TILE]
-    values: Any,
-    tile_start: Any,  # offset of the tile's first position in `values`
-    first: Any,
-    last: Any,
-    shrink: Any,
+    outputs: Any,  # address of [rows, width]
+    weights: Any,  # of [rows, SPAN], the first of these positions
+    values: Any,  # of [count, width]
+    num_rows: Any,
     width: Any,
+    count: Any,
 ) -> None:
-    """outputs[row] = outputs[row] * shrink + sum over positions first .. last - 1 of weight * value."""
-    scale = lanes.splat(shrink)
-    column = 0
-    while column + 4 * TILE <= width:
-        base = row * width + column
-        a = lanes.mul(lanes.load(outputs, base), scale)
-        b = lanes.mul(lanes.load(outputs, base + TILE), scale)
-        c = lanes.mul(lanes.load(outputs, base + 2 * TILE), scale)
-        d = lanes.mul(lanes.load(outputs, base + 3 * TILE), scale)
-        for j in range(first, last):
-            weight = lanes.splat(weights[row * TILE + j])
-            at = tile_start + j * width + column
-            a = lanes.fma(weight, lanes.load(values, at), a)
-            b = lanes.fma(weight, lanes.load(values, at + TILE), b)
-            c = lanes.fma(weight, lanes.load(values, at + 2 * TILE), c)
-            d = lanes.fma(weight, lanes.load(values, at + 3 * TILE), d)
-        lanes.store(outputs, base, a)
-        lanes.store(outputs, base + TILE, b)
-        lanes.store(outputs, base + 2 * TILE, c)
-        lanes.store(outputs, base + 3 * TILE, d)
-        column += 4 * TILE
-    while column < width:
-        base = row * width + column
-        a = lanes.mul(lanes.load(outputs, base), scale)
-        for j in range(first, last):
-            weight = lanes.splat(weights[row * TILE + j])
-            a = lanes.fma(weight, lanes.load(values, tile_start + j * width + column), a)
-        lanes.store(outputs, base, a)
-        column += TILE
+    """outputs[r] += sum over positions of weight * value."""
+    num_blocks = (num_rows + blocks.ROWS - 1) // blocks.ROWS
+    for block in range(num_blocks):
+        first = num_rows * block // num_blocks
+        size = num_rows * (block + 1) // num_blocks - first
+        w, column = weights + 4 * first * SPAN, 0
+        while column + blocks.TILES * TILE <= width:
+            o, v = outputs + 4 * (first * width + column), values + 4 * column
+            if size == 1:
+                blocks.values_1(o, w, v, width, count)
+            elif size == 2:
+                blocks.values_2(o, w, v, width, count)
+            elif size == 3:
+                blocks.values_3(o, w, v, width, count)
+            elif size == 4:
+                blocks.values_4(o, w, v, width, count)
+            elif size == 5:
+                blocks.values_5(o, w, v, width, count)
+            else:
+                blocks.values_6(o, w, v, width, count)
+            column += blocks.TILES * TILE
+        while column < width:
+            o, v = outputs + 4 * (first * width + column), values + 4 * column
+            for row in range(size):
+                blocks.column_1(o + 4 * row * width, w + 4 * row * SPAN, v, width, count)
+            column += TILE
 
 
 @njit(inline="always")
@@ -147,40 +138,55 @@ def _cap(scores: Any, softcap: Any) -> Any:
 
 
 @njit(inline="always")
-def _fold_tile(
-    outputs: Any,  # flat [rows, width]
+def _fold_span(
+    outputs: Any,  # flat [rows, width]; shrunk to the new peak
     sums: Any,  # flat [rows, TILE]; normalisers, one per lane
     peaks: Any,  # [rows]
-    scores: Any,  # flat [rows, TILE]; becomes the weights
+    scores: Any,  # flat [rows, SPAN]; becomes the weights
     row: Any,
-    values: Any,
-    tile_start: Any,
     first: Any,
     last: Any,
     softcap: Any,
     width: Any,
 ) -> None:
-    """Fold positions first .. last - 1 of one tile into a row's running softmax.
+    """Fold the scores of positions first .. last - 1 of a span into a row's running softmax.
 
-    The other positions may hold anything, NaN included: they are masked, never multiplied by zero.
+    The other positions may hold anything, NaN included: their weight is zero.
     """
-    score = lanes.load(scores, row * TILE)
-    if softcap > _ZERO:
-        score = _cap(score, softcap)
-    score = lanes.keep(score, first, last, _MASKED)
-    peak = max(peaks[row], lanes.largest(score))
-    weight = lanes.keep(exp(lanes.sub(score, lanes.splat(peak))), first, last, _ZERO)
-    shrink = np.exp(peaks[row] - peak)
+    base = row * SPAN
+    if first >= last:
+        for i in range(0, SPAN, TILE):
+            lanes.store(scores, base + i, lanes.splat(_ZERO))
+        return
+    most = lanes.splat(_MASKED)
+    for i in range(0, SPAN, TILE):
+        score = lanes.load(scores, base + i)
+        if softcap > _ZERO:
+            score = _cap(score, softcap)
+        score = lanes.keep(score, first - i, last - i, _MASKED)
+        lanes.store(scores, base + i, score)
+        most = lanes.clamp_below(score, most)
+    peak = max(peaks[row], lanes.largest(most))
+    total = lanes.splat(_ZERO)
+    for i in range(0, SPAN, TILE):
+        weight = exp(lanes.sub(lanes.load(scores, base + i), lanes.splat(peak)))
+        weight = lanes.keep(weight, first - i, last - i, _ZERO)
+        lanes.store(scores, base + i, weight)
+        total = lanes.add(total, weight)
+    if peak != peaks[row]:
+        shrink = exp(lanes.splat(np.float32(peaks[row] - peak)))
+        for i in range(0, width, TILE):
+            at = row * width + i
+            lanes.store(outputs, at, lanes.mul(lanes.load(outputs, at), shrink))
+        lanes.store(sums, row * TILE, lanes.mul(lanes.load(sums, row * TILE), shrink))
     peaks[row] = peak
-    lanes.store(sums, row * TILE, lanes.fma(lanes.load(sums, row * TILE), lanes.splat(shrink), weight))
-    lanes.store(scores, row * TILE, weight)
-    _add_values(outputs, row, scores, values, tile_start, first, last, shrink, width)
+    lanes.store(sums, row * TILE, lanes.add(lanes.load(sums, row * TILE), total))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _attend_rows(
     out: Any,  # [rows, num_heads, head_dim]
-    query: Any,  # [rows, num_heads, head_dim]
+    query: Any,  # [rows, at least num_heads, head_dim]
     keys: Any,
     values: Any,
     block_table: Any,  # [max_blocks]
@@ -197,32 +203,42 @@ def _attend_rows(
     """Attend for the query heads of one KV head over a few adjacent rows of one sequence."""
     head_dim = query.shape[2]
     width = (head_dim + TILE - 1) // TILE * TILE
-    group = query.shape[1] // num_kv_heads
+    group = out.shape[1] // num_kv_heads
     num_lanes = num_rows * group  # a lane is one (row, query head)
-    queries = np.zeros(num_lanes * width, np.float32)
-    outputs = np.zeros(num_lanes * width, np.float32)
-    scores = np.empty(num_lanes * TILE, np.float32)
-    sums = np.zeros(num_lanes * TILE, np.float32)
+    memory = np.zeros(num_lanes * (2 * width + SPAN + TILE), np.float32)
+    queries, outputs = memory[: num_lanes * width], memory[num_lanes * width : 2 * num_lanes * width]
+    scores = memory[2 * num_lanes * width : num_lanes * (2 * width + SPAN)]
+    sums = memory[num_lanes * (2 * width + SPAN) :]
     peaks = np.full(num_lanes, _MASKED, np.float32)
+    tiles, slots = np.empty(blocks.TILES, np.int64), np.empty(blocks.TILES, np.int64)
     for lane in range(num_lanes):
         for i in range(head_dim):
             queries[lane * width + i] = (
                 query[first_row + lane // group, head * group + lane % group, i] * scaling
             )
-    first_tile = max(0, first_position + 1 - window) // TILE if window > 0 else 0
+    first_seen = max(0, first_position + 1 - window) if window > 0 else 0
+    behind = first_position + num_rows
     tiles_per_block = block_size // TILE
-    for tile in range(first_tile, (first_position + num_rows - 1) // TILE + 1):
-        block = np.int64(block_table[tile // tiles_per_block])
-        slot = (block * num_kv_heads + head) * block_size + tile % tiles_per_block * TILE
-        _score_tile(scores, queries, keys, slot * width, num_lanes, width)
+    for start in range(first_seen // SPAN * SPAN, behind, SPAN):
+        for i in range(blocks.TILES):
+            # Tiles behind the last row, or before the first that is seen, are computed from another, unused.
+            tile = min(max(start // TILE + i, first_seen // TILE), (behind - 1) // TILE)
+            block = np.int64(block_table[tile // tiles_per_block])
+            slots[i] = (block * num_kv_heads + head) * block_size + tile % tiles_per_block * TILE
+            tiles[i] = keys.ctypes.data + 4 * slots[i] * width
+        _score_span(scores.ctypes.data, queries.ctypes.data, tiles, num_lanes, width)
         for lane in range(num_lanes):
             position = first_position + lane // group
-            last = min(TILE, position + 1 - tile * TILE)
-            first = max(0, position + 1 - window - tile * TILE) if window > 0 else 0
-            if first < last:
-                _fold_tile(
-                    outputs, sums, peaks, scores, lane, values, slot * width, first, last, softcap, width
-                )
+            last = min(SPAN, position + 1 - start)
+            first = max(0, position + 1 - window - start) if window > 0 else 0
+            _fold_span(outputs, sums, peaks, scores, lane, first, last, softcap, width)
+        for i in range(blocks.TILES):
+            first = max(0, first_seen - start - i * TILE)
+            count = min(TILE, behind - start - i * TILE) - first
+            if first < TILE and count > 0:
+                weights = scores.ctypes.data + 4 * (i * TILE + first)
+                at = values.ctypes.data + 4 * (slots[i] + first) * width
+                _add_values(outputs.ctypes.data, weights, at, num_lanes, width, count)
     for lane in range(num_lanes):
         total = lanes.total(lanes.load(sums, lane * TILE))
         for i in range(head_dim):
@@ -267,23 +283,28 @@ def attend(
         )
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def store(
     keys: Any,
     values: Any,
-    key: Any,  # [rows, num_kv_heads, head_dim]
-    value: Any,
+    key: Any,  # [rows, heads, head_dim]
+    first_key: Any,  # of its heads, the first that is K
+    value: Any,  # as key
+    first_value: Any,
+    num_kv_heads: Any,
     slot_mapping: Any,  # [rows]: block * block_size + offset
     block_size: Any,
+    first: Any,
+    last: Any,
 ) -> None:
-    """Scatter each row's K (a column of a tile) and V to their slots."""
-    num_kv_heads, head_dim = key.shape[1], key.shape[2]
+    """Scatter K (a column of a tile) and V of rows first .. last - 1 to their slots."""
+    head_dim = key.shape[2]
     width = (head_dim + TILE - 1) // TILE * TILE
-    for i in range(slot_mapping.shape[0]):
+    for i in range(first, last):
         block, offset = np.int64(slot_mapping[i] // block_size), slot_mapping[i] % block_size
         for head in range(num_kv_heads):
             slot = (block * num_kv_heads + head) * block_size + offset
             tile_start, column = slot // TILE * TILE * width, slot % TILE
             for d in range(head_dim):
-                keys[tile_start + d * TILE + column] = key[i, head, d]
-                values[slot * width + d] = value[i, head, d]
+                keys[tile_start + d * TILE + column] = key[i, first_key + head, d]
+                values[slot * width + d] = value[i, first_value + head, d]

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from replicas import model_int8, model_int8_kernels
+from replicas import model_blocks, model_int8
 from replicas.errors import ConfigError
 from replicas.model_int8 import WEIGHT_LEVELS, Int8Head, Int8Linear, quantise_linears, weight_levels
 from replicas.model_team import Team
 
-TEAMS = [None, *(Team(threads) for threads in (1, 3) if model_int8_kernels.available())]
+TEAMS = [None, *(Team(threads) for threads in (1, 3) if model_blocks.available())]
 """Each way to multiply that this machine has."""
 by_every_team = pytest.mark.parametrize("team", TEAMS, ids=["torch", "tiles", "shared tiles"][: len(TEAMS)])
 

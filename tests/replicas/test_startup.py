@@ -98,6 +98,7 @@ def test_exact_numerics_that_do_not_hold_are_refused_if_asked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without padding this model's rows depend on their number."""
+    monkeypatch.setattr(model_adapt, "open_team", lambda _: None)
     monkeypatch.setattr(model_adapt, "make_exact", lambda _: 1)
     assert "numerics exact: this model's logits depend on the batch" in refusal(
         config(folder, numerics="exact")
