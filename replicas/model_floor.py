@@ -17,6 +17,7 @@ from replicas.model import build_random_model
 from replicas.model_adapt import adapt
 from replicas.model_fp32 import PackedLinear
 from replicas.model_int8 import Int8Linear
+from replicas.model_pass import open_pass
 from replicas.progress import Progress
 from replicas.runner import TorchRunner
 
@@ -115,11 +116,13 @@ def random_runner(config: LlamaConfig, quantization: Quantization, progress: Pro
         device=model.device,
         num_threads=num_threads,
     )
+    backend = NumbaAttention(spec)
     runner = TorchRunner(
         model,
-        NumbaAttention(spec),
+        backend,
         None,
         block_size=resolved.block_size,
         row_floor=adapted.row_floor,
+        whole_pass=open_pass(model, backend),
     )
     return RandomRunner(runner=runner, resolved=resolved, vocab_size=model.vocab_size)

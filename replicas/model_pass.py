@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from replicas import model_layer_kernels as cells
 from replicas.attention.base import AttentionBackend
 from replicas.attention.numba_cpu import NumbaAttention
-from replicas.model import LayerAttention, LoadedModel
+from replicas.model import LoadedModel
 from replicas.model_fp32 import PackedLinear
 from replicas.model_int8 import Int8Head, Int8Linear
 from replicas.model_layer import FusedLayer
 from replicas.model_pass_kernels import NUM_LAYER_CELLS, run_pass
 from replicas.model_products import NUM_INPUTS, NUM_OUTPUTS, NUM_PRODUCT_CELLS, WEIGHT
 from replicas.model_team import Team
-from replicas.packing import AttentionBatch, LongArray
+from replicas.packing import AttentionBatch, LongArray, PackedStep
 
 _TRIAL_ROWS: Final = 8
 _TOLERANCE: Final = 1e-4
@@ -66,14 +66,13 @@ class ModelPass:
 
     def logits(
         self,
-        token_ids: LongArray,  # [rows, padding perhaps]
-        positions: LongArray,  # as token_ids
+        packed: PackedStep,  # with which the backend's step has begun
         keep: LongArray,  # [n]; rows whose logits are wanted
-        batch: AttentionBatch,  # the backend's step has begun with it
     ) -> Tensor:  # [n, vocab_size] float32
-        frame, rows = self._frame, batch.num_rows
-        x = self._embedding(torch.from_numpy(token_ids[:rows]))
-        cos, sin = self._rotary(x, torch.from_numpy(positions[None, :rows]))
+        """Compute the step, its padding left out."""
+        frame, batch, rows = self._frame, packed.batch, packed.batch.num_rows
+        x = self._embedding(torch.from_numpy(packed.token_ids[:rows]))
+        cos, sin = self._rotary(x, torch.from_numpy(packed.positions[None, :rows]))
         logits = torch.empty(len(keep), self._vocab_size)
         work, order = self._backend.work, self._backend.order
         frame[cells.ROWS], frame[cells.KEPT] = rows, len(keep)
@@ -137,15 +136,28 @@ def _expect(kind: Any, value: Any) -> Any:
     return value
 
 
-def open_pass(model: LoadedModel, backend: AttentionBackend, attention: LayerAttention) -> ModelPass | None:
-    """Return a pass over `model` if one can be had and gives the module's results with `attention`, which
-    runs `backend`. Writes to the pool's first block."""
+def open_pass(model: LoadedModel, backend: AttentionBackend) -> ModelPass | None:
+    """Return a pass over `model` if one can be had and gives the module's results. Writes to the pool's first
+    block."""
     if not isinstance(backend, NumbaAttention):
         return None
     try:
         made = ModelPass(model, backend)
     except (AttributeError, TypeError):  # of foreign modules: not what was expected
         return None
+
+    def attention(
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,  # noqa: ARG001 - as in the runner
+        softcap: float | None,
+    ) -> Tensor:
+        backend.store(layer, key, value)
+        return backend.attend(layer, query, scaling, model.needs.windows[layer], softcap)
+
     rows = min(_TRIAL_ROWS, backend.block_size)
     batch = AttentionBatch(
         query_start_loc=np.array([0, rows], dtype=np.int32),
@@ -155,10 +167,11 @@ def open_pass(model: LoadedModel, backend: AttentionBackend, attention: LayerAtt
     )
     positions = np.arange(rows)
     token_ids = positions * 7919 % model.vocab_size
-    ids, places = torch.from_numpy(token_ids), torch.from_numpy(positions)
+    packed = PackedStep(token_ids=token_ids, positions=positions, sample_rows=positions, batch=batch)
+    places = torch.from_numpy(positions)
     with torch.inference_mode():
         backend.begin_step(batch)
-        theirs = model.logits(ids, places, places, attention)
-        ours = made.logits(token_ids, positions, positions, batch)
+        theirs = model.logits(torch.from_numpy(token_ids), places, places, attention)
+        ours = made.logits(packed, positions)
     # Not "is it far off?": a NaN must not pass.
     return made if bool((theirs - ours).abs().max() <= _TOLERANCE * theirs.abs().max()) else None

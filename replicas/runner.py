@@ -1,7 +1,7 @@
 """TorchRunner: executes steps on a loaded model."""
 
 from collections.abc import Sequence as Rows
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from replicas.api import SamplingParams, TokenLogprobs
 from replicas.attention.base import AttentionBackend
 from replicas.errors import ConstraintError
 from replicas.model import LoadedModel
-from replicas.model_pass import open_pass
 from replicas.packing import LongArray, PackedStep, pack
 from replicas.runner_drafts import judge, sampled_positions
 from replicas.sampling import Masks, Sampled, sample, token_logprobs
@@ -24,11 +23,21 @@ if TYPE_CHECKING:
 NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 
+class WholePass(Protocol):
+    """Computes what a model does, by another way (model_pass.py)."""
+
+    def logits(
+        self,
+        packed: PackedStep,  # with which the backend's step has begun
+        keep: LongArray,  # [n]; rows whose logits are wanted
+    ) -> Tensor: ...  # [n, vocab_size] float32
+
+
 class TorchRunner:
     """Packs a step, runs the model over it, samples.
 
     `constraints` None: requests with a grammar fail. `row_floor` is the least number of rows of any pass
-    (exact numerics, model_exact.py); 1 = no padding.
+    (exact numerics, model_exact.py); 1 = no padding. `whole_pass` computes in the model's place.
     """
 
     def __init__(
@@ -39,13 +48,14 @@ class TorchRunner:
         *,
         block_size: int,
         row_floor: int = 1,
+        whole_pass: WholePass | None = None,
     ) -> None:
         self._model = model
         self._backend = backend
         self._constraints = constraints
         self._block_size = block_size
         self._row_floor = row_floor
-        self._pass = open_pass(model, backend, self._attend) if model.device.type == "cpu" else None
+        self._whole_pass = whole_pass
 
     @property
     def module(self) -> nn.Module:
@@ -117,8 +127,8 @@ class TorchRunner:
         keep = self._rows_to_keep(packed, prompt_rows)
         with torch.inference_mode():
             self._backend.begin_step(packed.batch)
-            if self._pass is not None:
-                return self._pass.logits(packed.token_ids, packed.positions, keep, packed.batch)[:num_kept]
+            if self._whole_pass is not None:
+                return self._whole_pass.logits(packed, keep)[:num_kept]
             logits = self._model.logits(
                 torch.from_numpy(packed.token_ids).to(device),
                 torch.from_numpy(packed.positions).to(device),

@@ -27,6 +27,7 @@ from replicas.model import LoadedModel, load_model
 from replicas.model_adapt import adapt
 from replicas.model_device import choose_device, choose_dtype, set_num_threads
 from replicas.model_digest import files_digest
+from replicas.model_pass import open_pass
 from replicas.model_profile import kv_budget, measure_memory
 from replicas.model_source import ModelFiles, locate
 from replicas.probe import probe
@@ -90,14 +91,7 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         num_threads=num_threads,
     )
     backend = backend_class(spec)
-    runner_class = AheadRunner if device.type == "cuda" else TorchRunner
-    runner = runner_class(
-        model,
-        backend,
-        Constraints.from_folder(files.folder, model.vocab_size, model.eos_token_ids),
-        block_size=resolved.block_size,
-        row_floor=adapted.row_floor,
-    )
+    runner = _new_runner(files, model, backend, resolved.block_size, adapted.row_floor)
     results = probe(runner.logit_bytes, resolved, model.vocab_size)
     if numerics == "exact" and len(set(results)) > 1:
         if config.numerics == "exact":
@@ -122,6 +116,22 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         quantization=adapted.quantization,
         num_threads=num_threads,
         device=device.type,
+    )
+
+
+def _new_runner(
+    files: ModelFiles, model: LoadedModel, backend: AttentionBackend, block_size: int, row_floor: int
+) -> TorchRunner:
+    constraints = Constraints.from_folder(files.folder, model.vocab_size, model.eos_token_ids)
+    if model.device.type == "cuda":
+        return AheadRunner(model, backend, constraints, block_size=block_size, row_floor=row_floor)
+    return TorchRunner(
+        model,
+        backend,
+        constraints,
+        block_size=block_size,
+        row_floor=row_floor,
+        whole_pass=open_pass(model, backend),
     )
 
 
