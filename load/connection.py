@@ -35,11 +35,17 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_target(url: str) -> Target:
     """Read a base URL, with or without /v1. Raises LoadError."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
+    except ValueError as error:
+        raise LoadError(f"{url!r} is not a URL like http://127.0.0.1:8000: {error}") from None
     try:
         port = parts.port
     except ValueError:
-        raise LoadError(f"the port in {url!r} is not a number from 0 to 65535") from None
+        port = 0
+    if port == 0:
+        raise LoadError(f"the port in {url!r} is not a number from 1 to 65535")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise LoadError(f"{url!r} is not a URL like http://127.0.0.1:8000")
     if parts.query or parts.fragment or parts.username:

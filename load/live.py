@@ -1,5 +1,6 @@
 """What the person at the terminal sees while a run goes on. Runs in the parent, never in a worker."""
 
+import math
 from collections import Counter, deque
 from typing import Final
 
@@ -28,7 +29,7 @@ class LiveView:
 
     def __init__(self, job: Job, console: Console) -> None:
         self._console = console
-        self._num_planned = len(job.scripts) if job.closed is None else job.closed.num_scripts
+        self._num_planned = len(job.scripts) if job.closed is None else job.closed.num_scripts or math.inf
         self._is_closed = job.closed is not None
         self._duration_s = job.duration_s
         self._news: dict[int, News] = {}

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from load.arrivals import parse_rate
 from load.completion import Dialect
 from load.connection import Target, parse_target
 from load.errors import LoadError, TraceError
+from load.files import read_file
 from load.lengths import parse_lengths
 from load.plan import Script, Tenant
 from load.preflight import PREFLIGHT_S, Calibration, Server
@@ -27,6 +29,9 @@ from load.workload import OpenLoop, UserPrompt, Workload, open_schedule, trace_s
 API_KEY_VARIABLE: Final = "HEADWAY_LOAD_API_KEY"
 DEFAULT_DURATION_S: Final = 20.0
 DEFAULT_RATE: Final = "4"
+MAX_USERS: Final = 100_000
+MAX_WORKERS: Final = 64
+"""Each is a process of its own."""
 _SECRETS: Final = ("api_key", "load")
 
 
@@ -75,7 +80,9 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     """When requests come."""
     group = parser.add_argument_group("arrivals")
     group.add_argument("--rate", help="8, ramp:1:20, steps:5,20,5, diurnal:MEAN:AMPLITUDE:PERIOD_S (4)")
-    group.add_argument("--users", type=at_least_one, help="closed loop: users who wait for their answers")
+    group.add_argument(
+        "--users", type=at_most(MAX_USERS), help="closed loop: users who wait for their answers"
+    )
     group.add_argument(
         "--trace", metavar="NAME", help="replay a CSV file, a bundled trace, or draw servegen:MODEL"
     )
@@ -110,7 +117,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """How the tool works."""
     group = parser.add_argument_group("run")
     group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--workers", type=at_least_one, default=1, help="driver processes (1)")
+    group.add_argument("--workers", type=at_most(MAX_WORKERS), default=1, help="driver processes (1)")
     group.add_argument("--warmup-s", type=not_negative, default=0.0, help="leave out what is due before")
     group.add_argument("--cooldown-s", type=not_negative, default=0.0, help="... and in the last seconds")
     group.add_argument(
@@ -143,6 +150,9 @@ def prepare(options: argparse.Namespace) -> Setting:
     _refuse_idle(options)
     api_key = options.api_key or os.environ.get(API_KEY_VARIABLE)
     cast = _cast(options, api_key)
+    for key in (api_key, *(tenant.api_key for tenant in cast.tenants)):
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise LoadError("an API key holds characters that no HTTP header can carry")
     workload = _workload(options)
     target = parse_target(options.url)
     first_key = next((tenant.api_key for tenant in cast.tenants if tenant.api_key), api_key)
@@ -162,7 +172,7 @@ def new_job(setting: Setting, options: argparse.Namespace) -> Job:
     if sum(given is not None for given in (options.rate, options.users, options.trace)) > 1:
         raise LoadError("--rate, --users and --trace exclude each other")
     if options.users is not None:
-        closed = ClosedLoop(num_users=options.users, num_scripts=options.requests or ClosedLoop.num_scripts)
+        closed = ClosedLoop(num_users=options.users, num_scripts=options.requests)
         duration_s = options.duration_s or (math.inf if options.requests else DEFAULT_DURATION_S)
     elif options.trace is not None:
         trace = _trace(options)
@@ -291,10 +301,7 @@ def _trace(options: argparse.Namespace) -> Trace:
 
 def read_prompts(path: Path) -> tuple[UserPrompt, ...]:
     """Read a JSONL file of prompts. Raises TraceError with line and column."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise LoadError(f"cannot read the prompts: {error}") from error
+    lines = read_file(path, "the prompts").splitlines()
     decoder = msgspec.json.Decoder(UserPrompt)
     prompts = []
     for number, line in enumerate(lines, start=1):
@@ -355,3 +362,14 @@ def at_least_one(text: str) -> int:
     if (number := _count(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return number
+
+
+def at_most(most: int) -> Callable[[str], int]:
+    """Return a reader of options that must be whole numbers from 1 to `most`."""
+
+    def read(text: str) -> int:
+        if (number := at_least_one(text)) > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
+        return number
+
+    return read

@@ -11,6 +11,7 @@ import numpy as np
 
 from load import measures
 from load.errors import LoadError
+from load.files import read_file
 from load.measures import is_answered, is_judged, keeps, num_tokens
 from load.plan import Tenant
 from load.record import RequestRecord
@@ -317,8 +318,9 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def read_report(path: Path) -> Report:
     """Read a file that holds `to_json` of a report. Raises LoadError for anything else."""
+    data = read_file(path, "the report")
     try:
-        fields = msgspec.json.decode(path.read_bytes())
+        fields = msgspec.json.decode(data)
         if not isinstance(fields, dict) or fields.get("kind") != KIND:
             raise LoadError(f"{path} is not a load report")
         if fields.get("schema_version") != SCHEMA_VERSION:
@@ -326,5 +328,5 @@ def read_report(path: Path) -> Report:
             raise LoadError(f"{path} has schema version {version!r}; this tool reads {SCHEMA_VERSION}")
         total = {name: fields.get(name) for name in Group.__struct_fields__}
         return msgspec.convert(fields | {"total": total}, Report)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise LoadError(f"{path}: {error}") from error

@@ -24,14 +24,15 @@ START_DELAY_S: Final = 0.2
 WORKER_START_TIMEOUT_S: Final = 60.0
 WORKER_STOP_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.25
+UNBOUNDED: Final = 1 << 40
 
 
 class ClosedLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Users who wait for their answers."""
 
     num_users: int
-    num_scripts: int = 1 << 40
-    """Requests or sessions in all."""
+    num_scripts: int | None = None
+    """Requests or sessions in all; None = as many as the duration allows."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +225,7 @@ def _users(job: Job, worker: int) -> Users | None:
     return Users(
         numbers=numbers,
         tenants=tuple(_tenant_of(number, job.closed.num_users, shares) for number in numbers),
-        indexes=(worker, job.closed.num_scripts, job.num_workers),
+        indexes=(worker, job.closed.num_scripts or UNBOUNDED, job.num_workers),
         duration_s=job.duration_s,
     )
 

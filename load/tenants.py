@@ -8,6 +8,7 @@ import msgspec
 import yaml
 
 from load.errors import LoadError
+from load.files import read_file
 from load.plan import Tenant
 
 
@@ -70,11 +71,11 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def read_cast(path: Path) -> Cast:
     """Read a tenants file (docs/load.md). Raises LoadError that names the field."""
+    data = read_file(path, "the tenants")
     try:
-        raw = yaml.safe_load(path.read_text("utf-8"))
-        file = msgspec.convert(raw, _File)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
-        raise LoadError(f"{path}: {error}") from error
+        file = msgspec.convert(yaml.safe_load(data), _File)
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise LoadError(f"{path}: {' '.join(str(error).split())}") from error
     names = [entry.name for entry in file.tenants]
     if not names or len(set(names)) != len(names):
         raise LoadError(f"{path}: tenants need one entry at least, and different names")

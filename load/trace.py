@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from load.errors import LoadError, TraceError
+from load.files import read_file
 
 FOLDER: Final = Path(__file__).with_name("traces")
 MOONCAKE_BLOCK_TOKENS: Final = 512
@@ -52,18 +53,22 @@ def read_trace(name: str) -> Trace:
     path = Path(name)
     if not path.exists():
         path = FOLDER / f"{name}.csv"
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    if not path.exists():
         bundled = ", ".join(sorted(file.stem for file in FOLDER.glob("*.csv")))
-        raise LoadError(f"cannot read the trace {name!r}: {error}; bundled: {bundled}") from error
+        raise LoadError(f"cannot read the trace {name!r}: no such file, and bundled are {bundled} only")
+    try:
+        text = read_file(path, "the trace").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"cannot read the trace {path}: {error}") from error
     return parse_trace(text, name)
 
 
 def parse_trace(text: str, name: str) -> Trace:
     """Parse CSV text. Raises TraceError with line and column of the first mistake."""
     lines = text.splitlines()
-    columns = _header(lines[0] if lines else "", name)
+    if not lines:
+        raise TraceError(name, 1, 1, "the file is empty")
+    columns = _header(lines[0], name)
     has_arrivals = "arrival_s" in columns
     rows: list[TraceRow] = []
     for number, line in enumerate(lines[1:], start=2):
@@ -75,7 +80,7 @@ def parse_trace(text: str, name: str) -> Trace:
             raise TraceError(name, number, column, f"arrival_s {row.at_s} is before the row above it")
         rows.append(row)
     if not rows:
-        raise TraceError(name, max(1, len(lines)), 1, "the trace has no rows")
+        raise TraceError(name, len(lines), 1, "the trace has no rows")
     return Trace(name=name, rows=tuple(rows), has_arrivals=has_arrivals)
 
 

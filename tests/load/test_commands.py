@@ -72,6 +72,12 @@ def test_users_ask_a_given_number_of_times(echo_url: str, capsys: pytest.Capture
     assert printed(capsys)["requests"] == 17
 
 
+def test_users_ask_for_a_given_time(echo_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert load("run", "--url", echo_url, "--users", "2", "--duration-s", "0.5", "--output-tokens", "3",
+                "--json", "--max-lateness-ms", "10000") == 0  # fmt: skip
+    assert printed(capsys)["errors"] == {}
+
+
 def test_a_trace_is_replayed(echo_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert load("run", "--url", echo_url, "--trace", "mooncake-conversation", "--length-factor", "0.03125",
                 "--rate-factor", "20", "--jitter-s", "0.5", "--duration-s", "1", "--max-total-tokens", "500",
@@ -122,6 +128,7 @@ def test_a_late_driver_is_an_exit_code_of_its_own(echo_url: str, capsys: pytest.
         (["--users", "2", "--arrivals", "constant"], "without --trace and --users only"),
         (["--trace", "azure2023-conv", "--input-tokens", "9"], "where nothing else gives lengths"),
         (["--cv", "3"], "--arrivals gamma"),
+        (["--api-key", "schlüssel"], "no HTTP header can carry"),
         (["--prompts", "/nowhere.jsonl"], "cannot read the prompts"),
         (["--tenants", "/nowhere.yaml"], "nowhere"),
         ([*FAST, "--out", "/nowhere/report.json"], "cannot write /nowhere/report.json"),
@@ -146,6 +153,28 @@ def test_a_prompts_file_with_a_mistake(
     path.write_text(line)
     assert load("run", "--url", echo_url, "--prompts", str(path)) == EXIT_MISUSED
     assert f"prompts.jsonl{where}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--trace", "--prompts", "--tenants"])
+def test_a_file_that_does_not_end(
+    echo_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr("load.files.MAX_BYTES", 1 << 20)
+    assert load("run", "--url", echo_url, option, "/dev/zero") == EXIT_MISUSED
+    assert "/dev/zero: more than 1 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--url", "x", "--workers", "65"),
+        ("run", "--url", "x", "--users", "1e9"),
+        ("echo", "--port", "70000"),
+    ],
+)
+def test_numbers_beyond_reason(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        load(*arguments)
 
 
 def test_a_server_that_is_down(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,19 @@ def test_urls(url: str, authority: str, prefix: str, is_tls: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "a:1", "ftp://a", "http://", "http://a:99999", "http://a?x=1", "http://u@a"]
+    "url",
+    [
+        "",
+        "a:1",
+        "ftp://a",
+        "http://",
+        "http://a:99999",
+        "http://a?x=1",
+        "http://u@a",
+        "http://a:0",
+        "http://[::1",
+        "http://a..b",
+    ],
 )
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(LoadError, match=r"URL|port"):
