@@ -10,9 +10,6 @@ FLOOR_TOKENS: Final = 16
 """A step with waiting prompts computes at least this many of their tokens, so that they move."""
 COLD_TOKENS: Final = 64
 """The chunk under an ITL target while no step time is known yet."""
-MAX_MARGIN: Final = 0.25
-"""Most of the ITL target that is kept back for prediction errors: on a machine with rare long stalls
-the residual's q99 would otherwise pin the chunk to its floor, which saves nobody from a stall."""
 
 
 class PrefillBudget:
@@ -30,7 +27,7 @@ class PrefillBudget:
         self._taken = 0
         self._limit_s = None
         if self._chunked and step.num_decodes and (target_ms := _strictest_target_ms(config, step)):
-            self._limit_s = step_limit_s(target_ms, step_time)
+            self._limit_s = step_limit_s(target_ms, step_time) / step_time.pace
 
     def could_take(self, num_tokens: int) -> bool:
         """Whether a sequence with so many tokens to compute can get any of them into this step."""
@@ -63,8 +60,7 @@ class PrefillBudget:
 
 def step_limit_s(target_ms: float, step_time: StepTimeModel) -> float:
     """How long a step may be predicted to take, for its gap to stay within an ITL target."""
-    target_s = target_ms / 1e3
-    return target_s - min(step_time.residual_q99_s, MAX_MARGIN * target_s)
+    return target_ms / 1e3 / step_time.overrun
 
 
 def _strictest_target_ms(config: ResolvedConfig, step: Step) -> float | None:

@@ -13,11 +13,13 @@ import itertools
 import math
 import operator
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from replicas.least_squares import nonnegative_least_squares
 
 KNOTS: Final = (0, 1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Where g may change its slope; the last segment goes on for ever."""
@@ -29,13 +31,36 @@ SKIPPED_STEPS: Final = 3
 SAMPLES_PER_REGION: Final = 48
 MIN_SAMPLES: Final = 8
 REFIT_EVERY: Final = 32
-FIT_SWEEPS: Final = 40
+REFIT_WHEN_WRONG: Final = 4
+"""Steps between two fits at least, even where predictions fail."""
+WRONG: Final = 1.25
+"""A step so many times as long as predicted, or as short, asks for a fit."""
+TINY_S: Final = 1e-9
+"""In place of predictions of nothing, which are divided by."""
 RIDGE: Final = 1e-6
-CHUNK_MULTIPLE: Final = 16
+EVENNESS: Final = 1.0
+"""How much it counts that neighbouring slopes of g are equal, in samples. A segment that no sample is in
+would otherwise cost nothing, or all of what the next sample beyond it took."""
+CHUNK_MULTIPLE: Final = 8
 UNSEEN_TOKENS: Final = 64
 TRUST: Final = 2
 """A chunk beside decodes may be so many times as large as the largest step that the fit has seen, or
-UNSEEN_TOKENS: what larger ones cost is not known, and the fit would say nothing."""
+UNSEEN_TOKENS: what larger ones cost is a guess."""
+RECENT_STEPS: Final = 32
+"""So many of the latest steps with decodes say at what pace the machine works."""
+RECENT_CHUNKS: Final = 256
+"""So many of the latest steps with prefill beside decodes say how far predictions are off."""
+COVERED: Final = 0.995
+"""Share of those that the margin is to cover: of an answer's gaps, 99% must be in the target."""
+PACE_GAIN: Final = 0.35
+"""Weight of the last step in the pace."""
+MAX_PACE: Final = 2.0
+"""One step changes the pace as if it had taken at most so many times the prediction, or as little."""
+MAX_OVERRUN: Final = 1.5
+"""A step that took longer than so many times the prediction was held up: what would have covered it leaves
+little of a target, and a machine with such stalls has them in plain decode steps as well."""
+DEFAULT_OVERRUN: Final = 1.1
+"""As long as few such steps were seen."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,60 +93,88 @@ class StepShape:
         )
 
 
-@dataclass(slots=True)
-class _Region:
+@dataclass(frozen=True, slots=True)
+class _Samples:
     """The latest samples of one kind of step, so that frequent kinds do not push out rare ones."""
 
-    features: deque[list[float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_PER_REGION))
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_PER_REGION))
+    features: deque[list[float]]
+    seconds: deque[float]
+
+    @classmethod
+    def of(cls, length: int) -> "_Samples":
+        return cls(deque(maxlen=length), deque(maxlen=length))
+
+    def add(self, features: list[float], seconds: float) -> None:
+        self.features.append(features)
+        self.seconds.append(seconds)
+
+    def ratios(self, coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Measured over predicted."""
+        if not self.seconds:
+            return np.empty(0)
+        return np.array(self.seconds) / np.maximum(np.array(self.features) @ coefficients, TINY_S)
 
 
 class StepTimeModel:
     """Online non-negative least squares over relative errors. No clock, no randomness."""
 
     def __init__(self) -> None:
-        self._regions: dict[tuple[int, bool], _Region] = {}
-        self._coefficients: NDArray[np.float64] = np.zeros(NUM_FEATURES)
+        self._regions: dict[tuple[int, bool], _Samples] = {}
+        self._recent = _Samples.of(RECENT_STEPS)
+        self._chunks = _Samples.of(RECENT_CHUNKS)
         self._plain: list[float] = [0.0] * NUM_FEATURES
-        self._residuals: deque[float] = deque(maxlen=256)
         self._num_seen = 0
         self._num_since_fit = 0
-        self._q99 = 0.0
         self._largest_seen = 0
         self._largest_fitted = 0
+        self.overrun = DEFAULT_OVERRUN
+        """How many times prediction and pace a step with prefill beside decodes takes, at the quantile COVERED
+        of those that were not held up; >= 1."""
+        self.pace = 1.0
+        """How many times the prediction the latest steps took: neighbours and heat change a machine's speed
+        within seconds, for seconds."""
         self.fitted = False
-
-    @property
-    def residual_q99_s(self) -> float:
-        """99th percentile of (measured - predicted) over recent steps with decodes, >= 0."""
-        return self._q99
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from one measured step. O(1), and a refit of well under a millisecond now and then."""
         self._num_seen += 1
         if self._num_seen <= SKIPPED_STEPS or not math.isfinite(seconds) or seconds <= 0:
             return
-        if self.fitted and shape.kv_read_tokens:
-            self._residuals.append(seconds - self.predict(shape))
         self._largest_seen = max(self._largest_seen, shape.num_new_tokens)
         key = (_segment(shape.num_new_tokens), shape.prefill_work > 0)
-        region = self._regions.setdefault(key, _Region())
-        region.features.append(features(shape))
-        region.seconds.append(seconds)
+        if key not in self._regions:
+            self._regions[key] = _Samples.of(SAMPLES_PER_REGION)
+        row = features(shape)
+        self._regions[key].add(row, seconds)
+        ratio = seconds / max(self._predict(row), TINY_S) if self.fitted else 1.0
+        if shape.kv_read_tokens:
+            self.pace = _next_pace(self.pace, ratio)
+            self._recent.add(row, seconds)
+            if shape.prefill_work:
+                self._chunks.add(row, seconds)
         self._num_since_fit += 1
-        due = REFIT_EVERY if self.fitted else MIN_SAMPLES
-        if self._num_since_fit >= due:
+        if self._num_since_fit >= self._fit_after(shape, ratio):
             self._fit()
+
+    def _fit_after(self, shape: StepShape, ratio: float) -> int:
+        if not self.fitted:
+            return MIN_SAMPLES
+        is_new = shape.prefill_work > 0 and len(self._chunks.seconds) < SAMPLES_PER_REGION
+        is_wrong = not 1 / WRONG < ratio < WRONG
+        return REFIT_WHEN_WRONG if is_new or is_wrong else REFIT_EVERY
 
     def predict(self, shape: StepShape) -> float:
         """Seconds this step should take; 0 before the first fit."""
-        return math.fsum(map(operator.mul, self._plain, features(shape)))
+        return self._predict(features(shape))
+
+    def _predict(self, row: list[float]) -> float:
+        return math.fsum(map(operator.mul, self._plain, row))
 
     def largest_chunk(self, base: StepShape, context: int, budget_s: float, limit: int) -> int:
         """The most prefill tokens, <= limit, that may join `base` within `budget_s`.
 
-        Rounded down to a multiple of 16, except when all of `limit` fits. 0 if nothing fits. Much larger
-        steps than any seen so far do not fit.
+        Rounded down to a multiple of CHUNK_MULTIPLE, except when all of `limit` fits. 0 if nothing fits.
+        Much larger steps than any seen so far do not fit.
         """
         limit = min(limit, max(UNSEEN_TOKENS, TRUST * self._largest_fitted))
         if self.predict(base.with_prefill(limit, context)) <= budget_s:
@@ -140,36 +193,48 @@ class StepTimeModel:
         self._largest_fitted = self._largest_seen
         rows = np.array([row for region in self._regions.values() for row in region.features])
         seconds = np.array([value for region in self._regions.values() for value in region.seconds])
+        even = _evenness(rows, seconds)
         # Relative errors: a 2 s prefill must not drown the 30 ms decodes whose latency is promised.
         rows = rows / seconds[:, None]
         scale = np.maximum(np.sqrt((rows * rows).sum(axis=0)), 1e-30)
-        scaled = rows / scale
-        gram = scaled.T @ scaled + RIDGE * np.eye(NUM_FEATURES)
-        target = scaled.sum(axis=0)
-        weights = nonnegative_least_squares(gram, target, self._coefficients * scale)
-        self._coefficients = weights / scale
-        self._plain = self._coefficients.tolist()
+        scaled, scaled_even = rows / scale, even / scale
+        gram = scaled.T @ scaled + scaled_even.T @ scaled_even + RIDGE * np.eye(NUM_FEATURES)
+        coefficients = nonnegative_least_squares(gram, scaled.sum(axis=0)) / scale
+        self._plain = coefficients.tolist()
         self.fitted = True
-        if self._residuals:
-            self._q99 = max(0.0, float(np.quantile(np.array(self._residuals), 0.99)))
+        self.pace = _paces(self._recent.ratios(coefficients))[-1]
+        if len(self._chunks.seconds) >= MIN_SAMPLES:
+            ratios = self._chunks.ratios(coefficients)
+            self.overrun = _overrun(ratios / _paces(ratios)[:-1])
 
 
-def nonnegative_least_squares(
-    gram: NDArray[np.float64],  # [n, n] positive definite
-    target: NDArray[np.float64],  # [n]
-    start: NDArray[np.float64],  # [n] warm start
-) -> NDArray[np.float64]:
-    """Minimise x'Gx/2 - t'x over x >= 0 by cyclic coordinate descent (Franc, Hlavac, Navara 2005)."""
-    x = start.copy()
-    gradient = gram @ x - target
-    diagonal = np.diag(gram)
-    for _ in range(FIT_SWEEPS):
-        for i in range(len(x)):
-            new = max(0.0, x[i] - gradient[i] / diagonal[i])
-            if new != x[i]:
-                gradient += (new - x[i]) * gram[:, i]
-                x[i] = new
-    return x
+def _next_pace(pace: float, ratio: float) -> float:
+    return pace * (min(max(ratio / pace, 1 / MAX_PACE), MAX_PACE)) ** PACE_GAIN
+
+
+def _paces(ratios: NDArray[np.float64]) -> list[float]:
+    """Return the pace before each step, and after the last."""
+    return list(itertools.accumulate(ratios.tolist(), _next_pace, initial=1.0))
+
+
+def _overrun(ratios: NDArray[np.float64]) -> float:
+    covered = ratios[ratios <= MAX_OVERRUN]
+    return max(1.0, float(np.quantile(covered, COVERED))) if len(covered) else MAX_OVERRUN
+
+
+def _evenness(
+    rows: NDArray[np.float64],  # [samples, NUM_FEATURES]
+    seconds: NDArray[np.float64],  # [samples]
+) -> NDArray[np.float64]:  # [len(KNOTS) - 1, NUM_FEATURES]
+    """Return equations, each as good as EVENNESS samples, that neighbouring slopes of g are equal."""
+    tokens = rows[:, 1 : len(KNOTS) + 1].sum(axis=1)
+    order = np.argsort(tokens, kind="stable")
+    at_knots_s = np.interp(KNOTS[1:], tokens[order], seconds[order])
+    equations = np.zeros((len(KNOTS) - 1, NUM_FEATURES))
+    for i, (low, high) in enumerate(itertools.pairwise(KNOTS)):
+        weight = EVENNESS * (high - low) / at_knots_s[i]
+        equations[i, 1 + i], equations[i, 2 + i] = weight, -weight
+    return equations
 
 
 def _segment(num_tokens: int) -> int:

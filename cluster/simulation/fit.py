@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.simulation.profile import RowTime, StepTimes
-from replicas.step_time import KNOTS, StepShape, features, nonnegative_least_squares
+from replicas.least_squares import nonnegative_least_squares
+from replicas.step_time import KNOTS, StepShape, features
 
 SWEEPS: Final = 30
 SMALLEST_ERROR: Final = 0.01
@@ -27,11 +28,11 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> StepTimes:
     """
     rows = np.array([features(shape) for shape in shapes])
     times = np.array(seconds)
-    coefficients = _weighted(rows, times, 1 / times, np.zeros(rows.shape[1]))
+    coefficients = _weighted(rows, times, 1 / times)
     for _ in range(SWEEPS):
         predicted = np.maximum(rows @ coefficients, 1e-9)
         errors = np.maximum(np.abs(times - predicted), SMALLEST_ERROR * predicted)
-        coefficients = _weighted(rows, times, 1 / np.sqrt(errors * predicted), coefficients)
+        coefficients = _weighted(rows, times, 1 / np.sqrt(errors * predicted))
     return _step_times(coefficients.tolist())
 
 
@@ -39,14 +40,12 @@ def _weighted(
     rows: NDArray[np.float64],  # [steps, features]
     times: NDArray[np.float64],  # [steps]
     weights: NDArray[np.float64],  # [steps]
-    start: NDArray[np.float64],  # [features]
 ) -> NDArray[np.float64]:  # [features]
     weighted = rows * weights[:, None]
     scale = np.maximum(np.sqrt((weighted * weighted).sum(axis=0)), 1e-30)
     scaled = weighted / scale
     gram = scaled.T @ scaled + RIDGE * np.eye(rows.shape[1])
-    solved = nonnegative_least_squares(gram, scaled.T @ (times * weights), start * scale)
-    return np.asarray(solved / scale)
+    return nonnegative_least_squares(gram, scaled.T @ (times * weights)) / scale
 
 
 def _step_times(coefficients: list[float]) -> StepTimes:

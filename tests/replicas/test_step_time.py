@@ -3,7 +3,16 @@ import random
 
 import pytest
 
-from replicas.step_time import SKIPPED_STEPS, TRUST, UNSEEN_TOKENS, StepShape, StepTimeModel
+from replicas.step_time import (
+    CHUNK_MULTIPLE,
+    MAX_PACE,
+    PACE_GAIN,
+    SKIPPED_STEPS,
+    TRUST,
+    UNSEEN_TOKENS,
+    StepShape,
+    StepTimeModel,
+)
 
 
 def true_seconds(shape: StepShape) -> float:
@@ -56,9 +65,9 @@ def test_the_largest_chunk_fits_and_the_next_one_does_not(learned: StepTimeModel
     base = StepShape(num_new_tokens=8, kv_read_tokens=4000, num_sampling=8)
     for budget_s in (0.05, 0.08, 0.15):
         chunk = learned.largest_chunk(base, context=300, budget_s=budget_s, limit=1000)
-        assert chunk % 16 == 0
+        assert chunk % CHUNK_MULTIPLE == 0
         assert learned.predict(base.with_prefill(chunk, 300)) <= budget_s
-        assert learned.predict(base.with_prefill(chunk + 16, 300)) > budget_s
+        assert learned.predict(base.with_prefill(chunk + CHUNK_MULTIPLE, 300)) > budget_s
     assert learned.largest_chunk(base, context=300, budget_s=0.001, limit=1000) == 0
     assert learned.largest_chunk(base, context=0, budget_s=10.0, limit=37) == 37
 
@@ -86,8 +95,54 @@ def test_rare_regions_are_not_forgotten(learned: StepTimeModel) -> None:
     assert learned.predict(prefill) == pytest.approx(before, rel=0.1)
 
 
-def test_residual_follows_the_noise(learned: StepTimeModel) -> None:
-    assert 0 < learned.residual_q99_s < 0.01
+def test_the_overrun_follows_the_noise(learned: StepTimeModel) -> None:
+    assert 1.01 < learned.overrun < 1.05
+    rng = random.Random(4)
+    for _ in range(600):
+        shape = random_shape(rng)
+        learned.observe(shape, true_seconds(shape) * rng.uniform(0.85, 1.15))
+    assert 1.1 < learned.overrun < 1.3
+
+
+def test_stalls_do_not_count_as_overrun(learned: StepTimeModel) -> None:
+    rng = random.Random(5)
+    for number in range(600):
+        shape = random_shape(rng)
+        learned.observe(shape, true_seconds(shape) * (3.0 if number % 20 == 0 else 1.0))
+    assert learned.overrun < 1.15
+
+
+def test_the_pace_follows_a_slower_machine_within_a_few_steps(learned: StepTimeModel) -> None:
+    rng = random.Random(6)
+    assert learned.pace == pytest.approx(1.0, abs=0.03)
+    for _ in range(3):
+        shape = random_shape(rng)
+        learned.observe(shape, true_seconds(shape) * 1.6)
+    assert learned.pace > 1.3
+    for _ in range(600):
+        shape = random_shape(rng)
+        learned.observe(shape, true_seconds(shape) * 1.6)
+    # By now it is the prediction that has followed, not the pace.
+    assert learned.pace < 1.2
+    assert learned.pace * learned.predict(shape) == pytest.approx(1.6 * true_seconds(shape), rel=0.1)
+
+
+def test_one_stall_hardly_moves_the_pace(learned: StepTimeModel) -> None:
+    shape = random_shape(random.Random(7))
+    before = learned.pace
+    learned.observe(shape, 100 * true_seconds(shape))
+    assert learned.pace <= before * MAX_PACE**PACE_GAIN * 1.001
+
+
+def test_chunks_between_the_sizes_seen_are_predicted_between_their_times() -> None:
+    model = StepTimeModel()
+    base = StepShape(num_new_tokens=8, kv_read_tokens=80, num_sampling=8)
+    large = StepShape().with_prefill(256, 0)
+    for number in range(80):
+        model.observe(large if number % 10 == 3 else base, 0.140 if number % 10 == 3 else 0.020)
+    seconds = [model.predict(base.with_prefill(chunk, 0)) for chunk in (16, 64, 120)]
+    assert seconds == pytest.approx([0.028, 0.051, 0.078], rel=0.2)
+    assert model.predict(StepShape().with_prefill(2000, 0)) > 0.5
 
 
 def test_shapes_can_be_taken_apart_again() -> None:
