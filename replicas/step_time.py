@@ -128,8 +128,8 @@ class StepTimeModel:
         self._largest_seen = 0
         self._largest_fitted = 0
         self.overrun = DEFAULT_OVERRUN
-        """How many times prediction and pace a step with prefill beside decodes takes, at the quantile COVERED
-        of those that were not held up; >= 1."""
+        """How many times prediction and pace a step with prefill beside decodes takes at most, in COVERED of
+        the cases that were not held up; >= 1."""
         self.pace = 1.0
         """How many times the prediction the latest steps took: neighbours and heat change a machine's speed
         within seconds, for seconds."""
