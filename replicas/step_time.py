@@ -209,7 +209,8 @@ class StepTimeModel:
 
 
 def _next_pace(pace: float, ratio: float) -> float:
-    return pace * (min(max(ratio / pace, 1 / MAX_PACE), MAX_PACE)) ** PACE_GAIN
+    change = min(max(ratio / pace, 1 / MAX_PACE), MAX_PACE)
+    return pace * math.pow(change, PACE_GAIN)
 
 
 def _paces(ratios: NDArray[np.float64]) -> list[float]:

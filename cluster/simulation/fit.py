@@ -45,7 +45,7 @@ def _weighted(
     scale = np.maximum(np.sqrt((weighted * weighted).sum(axis=0)), 1e-30)
     scaled = weighted / scale
     gram = scaled.T @ scaled + RIDGE * np.eye(rows.shape[1])
-    return nonnegative_least_squares(gram, scaled.T @ (times * weights)) / scale
+    return np.asarray(nonnegative_least_squares(gram, scaled.T @ (times * weights)) / scale)
 
 
 def _step_times(coefficients: list[float]) -> StepTimes:
