@@ -16,7 +16,6 @@ import uvloop
 from load.errors import LoadError
 
 MODEL: Final = "echo"
-_ROLE: Final = {"role": "assistant", "content": ""}
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):

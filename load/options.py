@@ -87,6 +87,7 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
         "--trace", metavar="NAME", help="replay a CSV file, a bundled trace, or draw servegen:MODEL"
     )
     add_gap_options(parser)
+    parser.add_argument("--name", help="title of the report")
     group.add_argument("--duration-s", type=positive, help=f"default {DEFAULT_DURATION_S:g}")
     group.add_argument("--requests", type=at_least_one, help="stop after this many requests or sessions")
     group.add_argument("--rate-factor", type=positive, default=1.0, help="replay a trace this much faster")
@@ -123,7 +124,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-lateness-ms", type=positive, default=20.0, help="a driver later than this voids the run (20)"
     )
-    group.add_argument("--name", help="title of the report")
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
@@ -11,8 +10,6 @@ from load.errors import LoadError
 from load.experiments import batching, chunked_prefill, kv, max_num_seqs, overload, tiers
 from load.experiments.headway import Lab, find_headway
 from load.experiments.outcome import Outcome
-
-Experiment = Callable[[Lab], Outcome]
 
 EXPERIMENTS: Final = MappingProxyType(
     {module.NAME: module for module in (batching, max_num_seqs, chunked_prefill, tiers, overload, kv)}

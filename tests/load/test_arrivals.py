@@ -7,9 +7,9 @@ import pytest
 from load.arrivals import draw_arrivals, parse_rate, unit_gaps
 from load.errors import LoadError
 from load.lengths import parse_lengths
-from load.statistics import dispersion, kolmogorov_p_value
 from load.tenants import Cast
 from load.workload import OpenLoop, Workload, open_schedule
+from tests.load.goodness import dispersion, kolmogorov_p_value
 
 
 def poisson_times(rate: str, duration_s: float, seed: int = 1) -> np.ndarray:

@@ -5,12 +5,11 @@ import pytest
 
 from load.statistics import (
     curve,
-    dispersion,
     jain_index,
-    kolmogorov_p_value,
     max_min_shares,
     summarise,
 )
+from tests.load.goodness import dispersion, kolmogorov_p_value
 
 
 def test_summary_of_known_values() -> None:
