@@ -26,7 +26,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICAS)] = 1
     tiers: tuple[Tier, ...] = ()
     """Whose `ttft_target_ms` and `itl_target_ms` are to hold."""
-    utilisation: Share = 0.8
+    utilisation: Share = 0.75
     """Share of a replica's time that the demand may take."""
     kv_utilisation: Share = 0.9
     """Share of the KV pool that running and waiting sequences may want."""
