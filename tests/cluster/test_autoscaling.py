@@ -29,7 +29,7 @@ def test_constant_load_never_makes_it_turn(percent: int, base: int) -> None:
     # A replica too many may go once; nothing comes and goes, or goes and comes.
     assert num_turns(made.targets) == 0
     assert len(set(made.targets[-120:])) == 1
-    assert made.targets[-1] >= math.ceil(percent / 100 / 0.8)
+    assert made.targets[-1] >= math.ceil(percent / 100 / POLICY.utilisation)
 
 
 @settings(deadline=None, max_examples=30)
@@ -63,7 +63,7 @@ def test_starting_replicas_count() -> None:
     made = world()
     made.run(0.5, 60)
     targets = [decision.target for decision in made.run(1.5, 50)]
-    assert set(targets[5:]) == {2}  # 1.5 / 0.8 are two: the second one starts, a third is not asked for
+    assert set(targets[5:]) == {2}  # 1.5 / 0.75 are two: the second one starts, a third is not asked for
 
 
 def test_it_goes_down_one_at_a_time_after_the_delay() -> None:
@@ -81,7 +81,7 @@ def test_it_goes_down_one_at_a_time_after_the_delay() -> None:
 def test_none_goes_when_the_others_could_not_bear_it() -> None:
     made = world()
     made.target = made.running = 2
-    decisions = made.run(0.7, 1200)  # 0.7 / 0.8 is less than one replica, but not with a margin
+    decisions = made.run(0.7, 1200)  # 0.7 / 0.75 is less than one replica, but not with a margin
     assert set(made.targets) == {2}
     assert codes(decisions[-1]) == {Code.STEADY}
 
