@@ -183,7 +183,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="of all policies; further ones of headway alone",
     )
-    parser.add_argument("--utilisation", type=float, default=Policy().utilisation, help="that headway plans for")
+    parser.add_argument(
+        "--utilisation", type=float, default=Policy().utilisation, help="that headway plans for"
+    )
     parser.add_argument("--profile", default="h200-8b")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="default: all")
     parser.add_argument("--seed", type=int, default=0)
