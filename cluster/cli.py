@@ -48,8 +48,6 @@ def reported(run: Callable[[], int]) -> int:
     except StartError as error:
         print(error_line(error), file=sys.stderr)
         return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_FAILED
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -80,12 +80,12 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an OpenAI error body, or the beginning of whatever it is."""
+    """Return the message of an OpenAI error body, or the beginning of whatever it is, in one line."""
     try:
-        detail = msgspec.json.decode(body, type=_ErrorBody).error
+        text = msgspec.json.decode(body, type=_ErrorBody).error.message
     except msgspec.DecodeError:
-        return body[:200].decode("utf-8", "replace").strip()
-    return detail.message[:200]
+        text = body[:200].decode("utf-8", "replace")
+    return " ".join(text[:200].split())
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ EXIT_MISUSED: Final = 2
 def guarded(run: Callable[[], int], name: str) -> int:
     """Return what `run` returns, or tell an OSError after `name` and return 2 if it is about a file, else 1.
 
-    stdout is flushed here, where a full disk can still be told. A reader who has left is told nothing. An
-    error without a number does not come from the system, and is raised.
+    stdout is flushed here, where a full disk can still be told. A reader who has left is told nothing, nor
+    is who pressed Ctrl-C. An error without a number does not come from the system, and is raised.
     """
     try:
         try:
@@ -27,6 +27,8 @@ def guarded(run: Callable[[], int], name: str) -> int:
         if not isinstance(error, BrokenPipeError):
             print(f"{name}: {reason(error)}", file=sys.stderr)
         return EXIT_FAILED if error.filename is None else EXIT_MISUSED
+    except KeyboardInterrupt:
+        return EXIT_FAILED
 
 
 def reason(error: OSError) -> str:

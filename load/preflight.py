@@ -84,6 +84,10 @@ class Server:
         if wanted is not None and response.status_code == 404:
             return wanted
         kind = response.headers.get("content-type", "no content type")
+        if response.status_code >= 500:
+            raise LoadError(
+                f"{self._base}/v1/models answers {response.status_code}: {error_message(response.content)}"
+            )
         raise LoadError(
             f"{self._base}/v1/models answers {response.status_code} ({kind}) and not a list of models: "
             "is this an OpenAI-compatible server?"

@@ -37,6 +37,10 @@ def test_an_error_that_knows_its_file_is_a_mistake_of_the_caller() -> None:
     assert (code, told) == (2, "tool: /nowhere/x: No such file or directory\n")
 
 
+def test_ctrl_c_is_no_traceback() -> None:
+    assert run(GUARDED.format(body="(_ for _ in ()).throw(KeyboardInterrupt())")) == (1, "")
+
+
 def test_an_error_that_is_not_the_systems_is_raised() -> None:
     code, told = run(GUARDED.format(body="(_ for _ in ()).throw(TimeoutError())"))
     assert code == 1

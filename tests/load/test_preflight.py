@@ -39,6 +39,13 @@ def test_a_key_is_wanted() -> None:
             check(target)
 
 
+def test_a_server_that_cannot_yet_is_quoted() -> None:
+    loading = {"error": {"message": "the model is\nloading"}}
+    with answering(lambda *_: (503, loading)) as target, pytest.raises(LoadError) as refused:
+        check(target)
+    assert str(refused.value).endswith("/v1/models answers 503: the model is loading")
+
+
 def test_html_is_no_model_list() -> None:
     with answering(lambda *_: (200, "<html>welcome")) as target, pytest.raises(LoadError, match="text/html"):
         check(target)
