@@ -79,6 +79,19 @@ class FusedLayer(nn.Module):
         return out.view(num_rows, -1)
 
 
+class RowNorm(nn.Module):
+    """Computes what `norm`, of the Llama kind, does, with the sums of the fused layers' norms."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self._norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:  # [1, rows, hidden]
+        out = torch.empty_like(x)
+        rms_norm(out[0].numpy(), x[0].contiguous().numpy(), *_weight_and_eps(self._norm), 0, x.shape[1])
+        return out
+
+
 def fuse_layers(module: nn.Module) -> int:
     """Replace inside `module` each layer that a FusedLayer computes equally; return how many."""
     count = 0

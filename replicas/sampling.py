@@ -23,6 +23,11 @@ from torch import Tensor
 from replicas.api import SamplingParams, TokenLogprobs, TopLogprob
 from replicas.sequence import Sequence
 
+try:
+    from replicas import sampling_kernels as kernels
+except ImportError:  # a GPU machine needs no numba
+    kernels = None  # type: ignore[assignment]
+
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this are greedy: the exact limit, and no quotient can overflow."""
 
@@ -57,21 +62,31 @@ def sample(
     A row with NaN or infinite logits, or with no token left to choose, becomes an entry of `errors`.
     """
     adjusted = adjust(logits, sequences, masks)
-    peaks, best = adjusted.max(dim=-1)
-    token_ids: list[int | None] = list(best.tolist())
+    peaks, best = _maxima(adjusted)
+    token_ids: list[int | None] = list(best)
     drawing = [i for i, sequence in enumerate(sequences) if sequence.sampling.temperature >= GREEDY_BELOW]
     if drawing:
         rows = adjusted if len(drawing) == len(sequences) else adjusted[drawing]
         for i, token in zip(drawing, _draw(rows, [sequences[i] for i in drawing]), strict=True):
             token_ids[i] = token
     errors = {}
-    for i, peak in enumerate(peaks.tolist()):
+    for i, peak in enumerate(peaks):
         if not math.isfinite(peak):
             errors[i] = (
                 "no token can be sampled" if peak == -math.inf else "the model's output is not a number"
             )
             token_ids[i] = None
     return Sampled(token_ids=token_ids, logprobs=_logprobs(logits, sequences, token_ids), errors=errors)
+
+
+def _maxima(rows: Tensor) -> tuple[list[float], list[int]]:
+    """Return each row's maximum and where it stands first; NaN counts as the largest."""
+    if rows.device.type == "cpu":  # ten times as fast as torch's
+        values = rows.numpy()
+        places = values.argmax(axis=-1)
+        return values[np.arange(len(values)), places].tolist(), places.tolist()
+    peaks, best = rows.max(dim=-1)
+    return peaks.tolist(), best.tolist()
 
 
 def uniform(seed: int, index: int, position: int) -> float:
@@ -143,14 +158,38 @@ def _draw(logits: Tensor, sequences: Rows[Sequence]) -> list[int]:
     if any(p.min_p for p in params):
         floor = probabilities.amax(dim=-1, keepdim=True) * _column([p.min_p for p in params], logits)
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
-    if any(p.top_p < 1.0 for p in params):
-        probabilities = _keep_top_p(probabilities, [p.top_p for p in params])
-    cumulated = probabilities.cumsum(dim=-1, dtype=torch.float64)
     draws = [uniform(s.sampling.seed, s.index, s.num_tokens) for s in sequences]
+    shares = [p.top_p for p in params]
+    if kernels is not None and probabilities.device.type == "cpu":
+        rows = zip(probabilities, shares, draws, strict=True)
+        return [_draw_from(row, share, draw) for row, share, draw in rows]
+    return draw_by_tensors(probabilities, shares, draws)
+
+
+def _draw_from(row: Tensor, top_p: float, draw: float) -> int:
+    assert kernels is not None
+    values = row.numpy()
+    threshold = np.float32(0.0)
+    if top_p < 1.0:
+        threshold = kernels.nucleus_threshold(values, top_p * float(row.double().sum()))
+    token: int = kernels.draw(values, threshold, draw)
+    return token
+
+
+def draw_by_tensors(
+    probabilities: Tensor,  # [num_rows, vocab_size]; may be changed
+    top_p: list[float],  # [num_rows], as the next
+    draws: list[float],  # in (0, 1)
+) -> list[int]:
+    """Draw where sampling_kernels.py cannot: without numba, or on a GPU."""
+    if any(share < 1.0 for share in top_p):
+        probabilities = _keep_top_p(probabilities, top_p)
+    cumulated = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
     # Below the total even after rounding, or the search would run past the last token that is left.
     wanted = torch.minimum(_column(draws, cumulated) * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulated, wanted, right=True).squeeze(-1).clamp_max(logits.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulated, wanted, right=True).squeeze(-1)
+    tokens = tokens.clamp_max(probabilities.shape[-1] - 1)
     drawn: list[int] = tokens.tolist()
     return drawn
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from replicas import sampling
 from replicas.api import GenerateRequest, SamplingParams
 from replicas.sampling import sample, uniform
 from replicas.sequence import Sequence
@@ -235,3 +236,22 @@ def test_logits_are_not_changed() -> None:
     before = given.clone()
     sample(given, [row(output=(3,), presence_penalty=1.0, top_k=3, top_p=0.5, stop=(4,), min_tokens=9)] * 2)
     assert torch.equal(given, before)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 31, 32, 100, 5_003])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 30.0])
+def test_both_ways_to_draw_give_the_same_tokens(vocab_size: int, spread: float) -> None:
+    """Flat and peaked rows, some with ties, some with nothing but one token left."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    scores = torch.randn(40, vocab_size, generator=generator) * spread
+    scores[::3] = scores[::3].round()
+    scores[1, 1:] = -math.inf
+    probabilities = torch.softmax(scores, dim=-1)
+    shares = [(0.0, 0.3, 0.9, 0.999_999, 1.0)[i % 5] for i in range(40)]
+    draws = [(1e-16, 0.2, 0.7, 1 - 1e-16)[i % 4] for i in range(40)]
+    fast = [sampling._draw_from(*one) for one in zip(probabilities, shares, draws, strict=True)]
+    assert fast == sampling.draw_by_tensors(probabilities.clone(), shares, draws)
+
+
+def test_a_row_that_is_no_number_ends_too() -> None:
+    assert 0 <= sampling._draw_from(torch.full((100,), math.nan), 0.9, 0.5) < 100
