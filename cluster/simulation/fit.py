@@ -5,6 +5,7 @@ lean to the quick ones. A profile is fitted once, on all of them, by their absol
 what the median step of each kind takes, whatever a busy machine did to some.
 """
 
+import bisect
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,7 +34,7 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> StepTimes:
         predicted = np.maximum(rows @ coefficients, 1e-9)
         errors = np.maximum(np.abs(times - predicted), SMALLEST_ERROR * predicted)
         coefficients = _weighted(rows, times, 1 / np.sqrt(errors * predicted))
-    return _step_times(coefficients.tolist())
+    return _step_times(coefficients.tolist(), max(shape.num_new_tokens for shape in shapes))
 
 
 def _weighted(
@@ -48,14 +49,17 @@ def _weighted(
     return np.asarray(nonnegative_least_squares(gram, scaled.T @ (times * weights)) / scale)
 
 
-def _step_times(coefficients: list[float]) -> StepTimes:
+def _step_times(coefficients: list[float], most_tokens: int) -> StepTimes:
+    """Of larger steps than any measured the last line is taken to go on."""
+
     def base_s(num_tokens: int) -> float:
         row = features(StepShape(num_new_tokens=num_tokens))
         return float(sum(c * value for c, value in zip(coefficients, row, strict=True)))
 
+    knots = KNOTS[: max(2, bisect.bisect_left(KNOTS, most_tokens) + 1)]
     query_key_pair_s, read_token_s, sample_s = coefficients[-3:]
     return StepTimes(
-        rows=tuple(RowTime(knot, base_s(knot)) for knot in (*KNOTS, 2 * KNOTS[-1])),
+        rows=tuple(RowTime(knot, base_s(knot)) for knot in knots),
         query_key_pair_s=query_key_pair_s,
         read_token_s=read_token_s,
         sample_s=sample_s,

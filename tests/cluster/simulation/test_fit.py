@@ -31,6 +31,13 @@ def test_it_finds_the_median_step_although_some_took_much_longer() -> None:
         assert found.seconds(shape) == pytest.approx(TRUE.seconds(shape), rel=0.05)
 
 
+def test_the_last_line_goes_on_where_nothing_was_measured() -> None:
+    measured = [StepShape().with_prefill(count, 0) for count in range(8, 513, 8)]
+    found = fit(measured, [TRUE.seconds(shape) for shape in measured])
+    larger = StepShape(num_new_tokens=2000)
+    assert found.seconds(larger) == pytest.approx(TRUE.seconds(larger), rel=0.2)
+
+
 def test_what_was_never_seen_costs_nothing_more() -> None:
     found = fit([StepShape(num_new_tokens=1, kv_read_tokens=100, num_sampling=1)] * 9, [0.02] * 9)
     assert found.seconds(StepShape(num_new_tokens=1, kv_read_tokens=100, num_sampling=1)) == pytest.approx(
