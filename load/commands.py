@@ -83,8 +83,8 @@ def _add_local(commands: "Commands") -> None:
 
     echo = _add(commands, "echo", "serve fixed tokens at a fixed pace, to try a load against", _echo)
     echo.add_argument("--port", type=opt.at_most(65535), default=8001, help="on 127.0.0.1 (8001)")
-    echo.add_argument("--ttft-ms", type=opt.not_negative, default=Pace.ttft_ms)
-    echo.add_argument("--itl-ms", type=opt.not_negative, default=Pace.itl_ms)
+    echo.add_argument("--ttft-ms", type=opt.not_negative, default=20.0, help="to the first token (20)")
+    echo.add_argument("--itl-ms", type=opt.not_negative, default=50.0, help="between tokens (50)")
     echo.add_argument("--jitter", type=opt.not_negative, default=0.0, help="lognormal sigma of gaps and TTFT")
 
 

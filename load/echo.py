@@ -21,8 +21,8 @@ MODEL: Final = "echo"
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """How answers are timed."""
 
-    ttft_ms: float = 20.0
-    itl_ms: float = 50.0
+    ttft_ms: float
+    itl_ms: float
     jitter: float = 0.0
     """Sigma of a lognormal factor of mean 1 on TTFT and every gap; 0 = constant."""
     seed: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from load.commands import EXIT_FAILED, EXIT_INVALID, EXIT_MISUSED, add_parsers
+from load.echo import Pace
 from tests.load.http_server import Answer, answering
 from tests.load.wellformed import check_page
 
@@ -175,6 +176,13 @@ def test_a_file_that_does_not_end(
 def test_numbers_beyond_reason(arguments: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="2"):
         load(*arguments)
+
+
+def test_the_echo_server_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[object, ...]] = []
+    monkeypatch.setattr("load.commands.run_echo", lambda *arguments: served.append(arguments[:3]))
+    assert load("echo") == 0
+    assert served == [(Pace(ttft_ms=20.0, itl_ms=50.0), "127.0.0.1", 8001)]
 
 
 def test_a_server_that_is_down(capsys: pytest.CaptureFixture[str]) -> None:
