@@ -41,7 +41,9 @@ def _solve_free(
         falling = free & (goal <= 0)
         if not falling.any():
             return goal
-        steps = x[falling] / np.maximum(x[falling] - goal[falling], np.finfo(float).tiny)
-        x = x + steps.min() * (goal - x)
-        free &= x > TOLERANCE * TOLERANCE
-        x[~free] = 0.0
+        steps = np.full_like(x, np.inf)
+        steps[falling] = x[falling] / np.maximum(x[falling] - goal[falling], np.finfo(float).tiny)
+        first = int(steps.argmin())
+        x = np.maximum(x + steps[first] * (goal - x), 0.0)
+        free &= x > 0
+        free[first], x[first] = False, 0.0
