@@ -6,7 +6,7 @@ from replicas.config import ResolvedConfig
 from replicas.step import Step
 from replicas.step_time import StepTimeModel
 
-FLOOR_TOKENS: Final = 16
+FLOOR_TOKENS: Final = 8
 """A step with waiting prompts computes at least this many of their tokens, so that they move."""
 COLD_TOKENS: Final = 64
 """The chunk under an ITL target while no step time is known yet."""

@@ -57,7 +57,7 @@ class Watched:
     """Between two tokens of the decoding streams."""
     ttft_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
-    """Of prompts that were computed."""
+    """Computed for prompts in `busy_s`."""
     busy_s: float = 0.0
     """While a prompt was there."""
     num_unserved: int = 0
@@ -93,11 +93,12 @@ def watch(
         was_busy = bool(arrived_at)
         outputs = engine.step()
         ended_at = clock()
-        watched.busy_s += (ended_at - now) * was_busy
+        if was_busy and engine.last_step is not None:
+            watched.busy_s += ended_at - now
+            watched.prompt_tokens += engine.last_step.num_prefill_tokens
         for delta in outputs.get("bench", ()):
             if delta.request_id in arrived_at:
                 watched.ttft_s.append(ended_at - arrived_at.pop(delta.request_id))
-                watched.prompt_tokens += prompt_tokens
                 continue
             before = last_at[delta.request_id]
             if before is not None:
@@ -136,6 +137,14 @@ class Measured:
     @property
     def prefill_tokens_per_s(self) -> float:
         return self.prompt_tokens / self.prompt_s
+
+    @property
+    def capacity_ratio_by_gaps(self) -> float:
+        """The most that chunking can gain where gaps alone bind: off, one step in 100 may be a prompt; on,
+        prompts get what plain steps leave of the target. Longer prompts count no more, so they gain less.
+        """
+        rate_off = 1 / (self.prompt_s + WITHIN / (1 - WITHIN) * self.decode_s)
+        return (1 - self.decode_s / self.target_s) / self.prompt_s / rate_off
 
 
 def measure(opened: OpenedRunner, runner: Runner, prompt_tokens: int) -> Measured:
@@ -229,6 +238,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "capacity_rps_on": capacity[True],
         "capacity_rps_off": capacity[False],
         "capacity_ratio": capacity[True] / capacity[False] if capacity[False] else math.inf,
+        "capacity_ratio_by_gaps": measured.capacity_ratio_by_gaps,
         "capacity_by": "bisection on virtual time, step times learned in this run",
         **identity(opened),
     }

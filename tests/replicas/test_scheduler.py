@@ -1,7 +1,9 @@
 from replicas.api import FinishReason
 from replicas.engine import Engine
+from replicas.prefill_budget import FLOOR_TOKENS
 from replicas.sequence import SequenceStatus
 from replicas.step import Step
+from replicas.step_time import CHUNK_MULTIPLE
 from tests.replicas.fake_runner import (
     Clock,
     Collected,
@@ -318,7 +320,7 @@ def test_itl_budget_bounds_the_chunk_beside_decodes_and_not_without() -> None:
     (_, _, one), (_, _, chunk) = slices(runner.steps[before])
     assert one == 1
     assert 64 <= chunk <= 150
-    assert chunk % 16 == 0
+    assert chunk % CHUNK_MULTIPLE == 0
     built.abort("a", 1)
     built.step()
     assert slices(runner.steps[-1])[0][2] == 512
@@ -339,7 +341,7 @@ def test_a_target_below_the_plain_decode_step_keeps_prefill_moving_and_reports_o
         built.step()
     built.add(request(2, 300), "a")
     built.step()
-    assert slices(runner.steps[-1])[1] == (2, 0, 16)
+    assert slices(runner.steps[-1])[1] == (2, 0, FLOOR_TOKENS)
     assert built.load().overloaded
     run_until_idle(built)
 
