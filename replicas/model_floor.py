@@ -1,11 +1,12 @@
 """What memory allows: how long it takes to read a model's weights once, beside what its products take."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import LlamaConfig
@@ -18,6 +19,8 @@ from replicas.model_adapt import adapt
 from replicas.model_fp32 import PackedLinear
 from replicas.model_int8 import Int8Linear
 from replicas.model_pass import open_pass
+from replicas.model_products import CHUNKS, NUM_PRODUCT_CELLS, NUM_ROWS, WEIGHT
+from replicas.model_team_kernels import run_products
 from replicas.progress import Progress
 from replicas.runner import TorchRunner
 
@@ -35,7 +38,7 @@ class Floor:
     """Of all linear layers, as the products read them."""
     read_bytes_per_s: float
     products_s: float
-    """All linear layers, one after the other, nothing between them."""
+    """All linear layers, one after the other, nothing between them; those of a team in one compiled call."""
 
     @property
     def seconds(self) -> float:
@@ -46,19 +49,43 @@ def measure_floor(module: nn.Module) -> Floor:
     """Measure on this thread's number of torch threads; a second for a large model."""
     kinds = Int8Linear | PackedLinear | nn.Linear
     layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
-    inputs = [torch.randn(1, layer.in_features) for layer in layers]
-
-    def multiply() -> None:
-        for layer, x in zip(layers, inputs, strict=True):
-            layer(x)
-
     cells = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
     with torch.inference_mode():
         return Floor(
             weight_bytes=sum(layer.weight.nbytes for layer in layers),
             read_bytes_per_s=_READ_BYTES / _best_s(cells.sum),
-            products_s=_best_s(multiply),
+            products_s=_best_s(_products_of(layers)),
         )
+
+
+def _products_of(layers: Sequence[Int8Linear | PackedLinear | nn.Linear]) -> Callable[[], None]:
+    """Return a call that multiplies one row by every layer's weight."""
+    packed = [layer for layer in layers if not isinstance(layer, nn.Linear)]
+    teams = {id(layer.team): layer.team for layer in packed}
+    team = next(iter(teams.values()), None)
+    if team is None or len(packed) < len(layers) or len(teams) > 1:
+        inputs = [torch.randn(1, layer.in_features) for layer in layers]
+
+        def multiply() -> None:
+            for layer, x in zip(layers, inputs, strict=True):
+                layer(x)
+
+        return multiply
+    widest = max(max(layer.in_features, len(layer.weight.bias)) for layer in packed)
+    row = np.zeros((4, widest), dtype=np.float32)  # outputs, inputs, scales, zeros
+    products = np.zeros((len(packed), NUM_PRODUCT_CELLS), dtype=np.int64)
+    for product, layer in zip(products, packed, strict=True):
+        product[:WEIGHT] = [part.ctypes.data for part in row]
+        product[WEIGHT:NUM_ROWS] = layer.weight.cells
+        product[NUM_ROWS:CHUNKS] = 1, layer.in_features, len(layer.weight.bias)
+
+    memory = (row, products)  # the call must keep what the addresses point to
+
+    def run() -> None:
+        team.wake()
+        run_products(team.state, memory[1])
+
+    return run
 
 
 def _best_s(call: Callable[[], object]) -> float:

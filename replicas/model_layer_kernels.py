@@ -14,7 +14,16 @@ from typing import Any, Final
 import numpy as np
 from numba import carray, njit
 
-from replicas.attention.numba_kernels import attend, store
+from replicas.attention.numba_kernels import (
+    TILE,
+    attend,
+    attend_part,
+    begin,
+    finish,
+    merge,
+    state_size,
+    store,
+)
 from replicas.model_cells import at
 from replicas.model_kernels import add_rms_norm, norm_heads, quantise, rescore, rms_norm, rotate, silu_mul
 
@@ -70,7 +79,16 @@ SCALES: Final = 31
 ZEROS: Final = 32
 BYTES: Final = 33
 """As wide as the widest input of a product."""
-NUM_FRAME_CELLS: Final = 34
+PIECES: Final = 34
+"""Pieces of attention; 0 = its items are not cut."""
+PAIRS_AND_PARTS: Final = 35
+"""Address of [pieces, 2] int32: place in ORDER, part."""
+PIECE_STARTS: Final = 36
+"""Address of [items * kv_heads + 1] int32: first piece of each."""
+PARTIAL: Final = 37
+"""Address of [pieces, partial_size]: what each piece saw."""
+PARTIAL_SIZE: Final = 38
+NUM_FRAME_CELLS: Final = 39
 
 # Cells of a layer record, then its four products.
 FIRST: Final = 0
@@ -99,6 +117,8 @@ STAGE_MIDDLE: Final = 3
 STAGE_MLP: Final = 4
 STAGE_FINAL: Final = 5
 STAGE_RESCORE: Final = 6
+STAGE_MERGE: Final = 7
+"""For pairs of item and KV head in place of rows: after the attention, if it was cut."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -180,6 +200,54 @@ def _final(frame: Any, layer: Any, first: Any, last: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _merge_pieces(frame: Any, pair: Any) -> None:
+    rows, heads, kv_heads, head_dim = frame[ROWS], frame[HEADS], frame[KV_HEADS], frame[HEAD_DIM]
+    width, group = (head_dim + TILE - 1) // TILE * TILE, heads // kv_heads
+    order = carray(at(frame[ORDER]), (frame[ITEMS] * kv_heads,), np.int32)
+    work = carray(at(frame[WORK]), (frame[ITEMS], 4), np.int32)
+    starts = carray(at(frame[PIECE_STARTS]), (len(order) + 1,), np.int32)
+    item, head = order[pair] // kv_heads, order[pair] % kv_heads
+    num_lanes = work[item, 2] * group
+    total = np.empty(state_size(num_lanes, width), np.float32)
+    begin(total, num_lanes, width)
+    for piece in range(starts[pair], starts[pair + 1]):
+        merge(total, _floats(frame[PARTIAL], frame[PIECES], frame[PARTIAL_SIZE])[piece], num_lanes, width)
+    out = carray(at(frame[ATTENDED]), (rows, heads, head_dim), np.float32)
+    finish(out, total, group, head, work[item, 1], work[item, 2])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def attend_piece(frame_address: Any, layer_address: Any, piece: Any) -> None:
+    """Attend for one item and one KV head to one part."""
+    frame = carray(at(frame_address), (NUM_FRAME_CELLS,), np.int64)
+    layer = carray(at(layer_address), (PRODUCTS,), np.int64)
+    rows, heads, kv_heads, head_dim = frame[ROWS], frame[HEADS], frame[KV_HEADS], frame[HEAD_DIM]
+    pairs_and_parts = carray(at(frame[PAIRS_AND_PARTS]), (frame[PIECES], 2), np.int32)
+    pair, part = pairs_and_parts[piece, 0], pairs_and_parts[piece, 1]
+    order = carray(at(frame[ORDER]), (frame[ITEMS] * kv_heads,), np.int32)
+    work = carray(at(frame[WORK]), (frame[ITEMS], 4), np.int32)
+    item = order[pair] // kv_heads
+    attend_part(
+        _floats(frame[PARTIAL], frame[PIECES], frame[PARTIAL_SIZE])[piece],
+        heads // kv_heads,
+        carray(at(frame[QKV]), (rows, heads + 2 * kv_heads, head_dim), np.float32),
+        carray(at(layer[KEYS]), (layer[POOL_SIZE],), np.float32),
+        carray(at(layer[VALUES]), (layer[POOL_SIZE],), np.float32),
+        carray(at(frame[TABLES]), (frame[SEQUENCES], frame[MAX_BLOCKS]), np.int32)[work[item, 0]],
+        frame[BLOCK_SIZE],
+        kv_heads,
+        order[pair] % kv_heads,
+        work[item, 1],
+        work[item, 2],
+        work[item, 3],
+        part,
+        _numbers(layer)[4],
+        layer[WINDOW],
+        np.float32(0.0),
+    )
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def run_rows(stage: Any, frame_address: Any, layer_address: Any, first: Any, last: Any) -> None:
     """Run one stage for rows first .. last - 1."""
     frame = carray(at(frame_address), (NUM_FRAME_CELLS,), np.int64)
@@ -195,6 +263,9 @@ def run_rows(stage: Any, frame_address: Any, layer_address: Any, first: Any, las
         _norm(frame, layer, NORM_MIDDLE, first, last)
     elif stage == STAGE_MLP:
         _mlp(frame, first, last)
+    elif stage == STAGE_MERGE:
+        for pair in range(first, last):
+            _merge_pieces(frame, pair)
     elif stage == STAGE_FINAL:
         _final(frame, layer, first, last)
     else:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from replicas import model_layer_kernels as cells
 from replicas.attention.base import AttentionBackend
-from replicas.attention.numba_cpu import NumbaAttention
+from replicas.attention.numba_cpu import QUERY_ROWS, NumbaAttention
+from replicas.attention.numba_kernels import TILE, state_size
 from replicas.model import LoadedModel
 from replicas.model_fp32 import PackedLinear
 from replicas.model_int8 import Int8Head, Int8Linear
@@ -85,6 +86,11 @@ class ModelPass:
         arrays = (keep, batch.slot_mapping, batch.block_tables, work, order)
         frame[cells.KEEP : cells.ORDER + 1] = [array.ctypes.data for array in arrays]
         frame[cells.LOGITS] = logits.data_ptr()
+        pieces = self._backend.pieces
+        frame[cells.PIECES] = len(pieces.pairs_and_parts)
+        partial = np.empty(frame[cells.PIECES] * frame[cells.PARTIAL_SIZE], dtype=np.float32)
+        cut = (pieces.pairs_and_parts, pieces.starts, partial)
+        frame[cells.PAIRS_AND_PARTS : cells.PARTIAL + 1] = [array.ctypes.data for array in cut]
         most = max(rows, len(keep))
         size = most * int(self._starts[-1])
         if size > len(self._scratch):
@@ -104,6 +110,8 @@ class ModelPass:
         frame[cells.VOCAB_SIZE] = self._vocab_size
         frame[cells.NUM_LAYERS] = len(self._records) - 1
         frame[cells.BLOCK_SIZE] = self._backend.block_size
+        lanes = QUERY_ROWS * model.needs.num_heads // model.needs.num_kv_heads
+        frame[cells.PARTIAL_SIZE] = state_size(lanes, -(-model.needs.head_dim // TILE) * TILE)
         frame[cells.LAYERS] = self._records.ctypes.data
         if isinstance(head, Int8Head):
             frame[cells.QUANTISED] = 1

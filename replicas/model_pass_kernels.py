@@ -44,7 +44,12 @@ def run_pass(state: Any, frame: Any) -> None:
         run_stage(state, cells.STAGE_INPUT, address, layer, rows, scratch)
         _multiply(state, frame, record, QKV, frame[cells.NORMED], frame[cells.QKV], rows, scratch)
         run_stage(state, cells.STAGE_HEADS, address, layer, rows, scratch)
-        run_attention(state, address, layer, frame[cells.ITEMS] * frame[cells.KV_HEADS], scratch)
+        pairs = frame[cells.ITEMS] * frame[cells.KV_HEADS]
+        if frame[cells.PIECES] == 0:
+            run_attention(state, address, layer, 0, pairs, scratch)
+        else:
+            run_attention(state, address, layer, 1, frame[cells.PIECES], scratch)
+            run_stage(state, cells.STAGE_MERGE, address, layer, pairs, scratch)
         if frame[cells.QUANTISED] != 0:
             run_stage(state, cells.STAGE_ATTENDED, address, layer, rows, scratch)
         _multiply(state, frame, record, OUTPUT, frame[cells.ATTENDED], frame[cells.UPDATE], rows, scratch)

@@ -7,7 +7,7 @@ from numba import carray, cfunc
 
 from replicas.model_blocks import ROWS, TILE
 from replicas.model_cells import ATTEND, MULTIPLY, RUN_ROWS, at
-from replicas.model_layer_kernels import attend_item, run_rows
+from replicas.model_layer_kernels import attend_item, attend_piece, run_rows
 from replicas.model_products import NUM_PRODUCT_CELLS, multiply
 from replicas.packing import LongArray
 
@@ -25,9 +25,12 @@ def multiply_task(arguments: Any, task: Any, scratch: Any) -> None:
 
 
 def attend_task(arguments: Any, task: Any, scratch: Any) -> None:  # noqa: ARG001
-    """Arguments: addresses of a frame and a layer (model_layer_kernels.py)."""
-    cells = carray(at(arguments), (2,), np.int64)
-    attend_item(cells[0], cells[1], task)
+    """Arguments: addresses of a frame and a layer (model_layer_kernels.py), 1 if items are cut."""
+    cells = carray(at(arguments), (3,), np.int64)
+    if cells[2] != 0:
+        attend_piece(cells[0], cells[1], task)
+    else:
+        attend_item(cells[0], cells[1], task)
 
 
 def rows_task(arguments: Any, task: Any, scratch: Any) -> None:  # noqa: ARG001

@@ -17,8 +17,8 @@ from replicas.model_blocks import available
 from replicas.model_cells import NUM_CELLS
 from replicas.model_tasks import write_addresses
 
-_PATIENCE: Final = 20_000
-"""Looks before a helper sleeps, less than a millisecond: it bridges what lies between two steps."""
+_PATIENCE: Final = 40_000
+"""Looks before a helper sleeps, about a millisecond: it bridges what lies between two steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

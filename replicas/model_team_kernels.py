@@ -79,9 +79,18 @@ def run_product(state: Any, product: Any, scratch: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def run_attention(state: Any, frame: Any, layer: Any, count: Any, scratch: Any) -> None:
-    """Attend for one layer; `count` items of work."""
+def run_products(state: Any, products: Any) -> None:
+    """Compute products one after the other: [n, NUM_PRODUCT_CELLS] int64."""
+    scratch = new_scratch()
+    for i in range(len(products)):
+        run_product(state, products[i], scratch)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run_attention(state: Any, frame: Any, layer: Any, is_cut: Any, count: Any, scratch: Any) -> None:
+    """Attend for one layer; `count` items of work, or pieces of such."""
     state[JOB], state[ARGUMENTS], state[ARGUMENTS + 1] = state[ATTEND], frame, layer
+    state[ARGUMENTS + 2] = is_cut
     _share(state, count, scratch)
 
 

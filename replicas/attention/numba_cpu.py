@@ -1,5 +1,6 @@
 """Paged attention on CPU in fp32; the kernels are in numba_kernels.py."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +19,21 @@ QUERY_ROWS = 8
 FloatArray = NDArray[np.float32]
 SHARED_FROM = 30_000
 """Query-key products of a layer from which several threads share them: some 100 us of work."""
+
+
+FEW_TASKS = 4
+"""Tasks per thread below which long sequences are cut into parts, for threads to share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Tasks that are merged afterwards."""
+
+    pairs_and_parts: IntArray  # [pieces, 2]: place in `order`, part of its positions
+    starts: IntArray  # [pairs + 1]: first piece of each
+
+
+NO_PIECES = Pieces(pairs_and_parts=np.zeros((0, 2), dtype=np.int32), starts=np.zeros(1, dtype=np.int32))
 
 
 class NumbaAttention(AttentionBackend):
@@ -72,6 +88,9 @@ class NumbaAttention(AttentionBackend):
         cost = self.work[:, 2] * (self.work[:, 3] + self.work[:, 2])
         self._crew = self._all if cost.sum() * self._num_heads > SHARED_FROM else self._alone
         self.order = _balance(cost, self._num_kv_heads, self._crew.num_threads)
+        self.pieces = NO_PIECES
+        if len(self.order) < FEW_TASKS * self._all.num_threads and self._all.num_threads > 1:
+            self.pieces = _cut(self.work, self.order, self._num_kv_heads)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         kernels.store(
@@ -109,6 +128,20 @@ class NumbaAttention(AttentionBackend):
         )
         self._crew.run(kernels.attend, args, len(self.order))
         return out
+
+
+def _cut(work: IntArray, order: IntArray, num_kv_heads: int) -> Pieces:
+    """Cut the (item, head) pairs into their parts; NO_PIECES where all have but one."""
+    items = work[order // num_kv_heads]
+    counts = -(-(items[:, 2] + items[:, 3]) // kernels.PART)
+    if counts.max(initial=1) == 1:
+        return NO_PIECES
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    pairs = np.repeat(np.arange(len(order)), counts)
+    parts = np.arange(starts[-1]) - starts[pairs]
+    return Pieces(
+        pairs_and_parts=np.stack([pairs, parts], axis=1).astype(np.int32), starts=starts.astype(np.int32)
+    )
 
 
 def _width(head_dim: int) -> int:

@@ -28,6 +28,8 @@ TILE: Final = blocks.TILE
 """Positions per tile of K."""
 SPAN: Final = blocks.SPAN
 """Positions that are folded into the softmax at a time; spans begin at multiples of it."""
+PART: Final = 16 * SPAN
+"""Positions whose softmax is computed apart and merged, so that threads can share a long sequence."""
 
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
@@ -184,48 +186,77 @@ def _fold_span(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _attend_rows(
-    out: Any,  # [rows, num_heads, head_dim]
-    query: Any,  # [rows, at least num_heads, head_dim]
+def state_size(num_lanes: Any, width: Any) -> Any:
+    """Floats of a running softmax: per lane outputs [width], sums [TILE], then the peaks."""
+    return num_lanes * (width + TILE + 1)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def begin(state: Any, num_lanes: Any, width: Any) -> None:
+    """Nothing has been seen."""
+    peaks = num_lanes * (width + TILE)
+    state[:peaks] = _ZERO
+    state[peaks : peaks + num_lanes] = _MASKED
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _find_tiles(
+    slots: Any,  # [TILES], out: where each tile of the span begins
+    start: Any,  # first position of the span
+    first: Any,  # positions first .. last are read
+    last: Any,
+    block_table: Any,  # [max_blocks]
+    block_size: Any,
+    num_kv_heads: Any,
+    head: Any,
+) -> None:
+    """Tiles that hold no position to read are replaced by one that does, and their scores not used."""
+    tiles_per_block = block_size // TILE
+    for i in range(blocks.TILES):
+        tile = min(max(start // TILE + i, first // TILE), last // TILE)
+        block = np.int64(block_table[tile // tiles_per_block])
+        slots[i] = (block * num_kv_heads + head) * block_size + tile % tiles_per_block * TILE
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def attend_part(
+    state: Any,  # [state_size], out
+    group: Any,  # query heads per KV head
+    query: Any,  # [rows, at least group * num_kv_heads, head_dim]
     keys: Any,
     values: Any,
-    block_table: Any,  # [max_blocks]
+    block_table: Any,
     block_size: Any,
     num_kv_heads: Any,
     head: Any,  # the KV head
     first_row: Any,  # rows first_row .. first_row + num_rows - 1 belong to one sequence
     num_rows: Any,
     first_position: Any,  # of first_row in its sequence
+    part: Any,  # positions part * PART .. (part + 1) * PART - 1
     scaling: Any,
     window: Any,  # 0 = none
     softcap: Any,  # 0 = none
 ) -> None:
-    """Attend for the query heads of one KV head over a few adjacent rows of one sequence."""
+    """Attend for the query heads of one KV head to one part, over a few adjacent rows of one sequence."""
     head_dim = query.shape[2]
     width = (head_dim + TILE - 1) // TILE * TILE
-    group = out.shape[1] // num_kv_heads
     num_lanes = num_rows * group  # a lane is one (row, query head)
-    memory = np.zeros(num_lanes * (2 * width + SPAN + TILE), np.float32)
-    queries, outputs = memory[: num_lanes * width], memory[num_lanes * width : 2 * num_lanes * width]
-    scores = memory[2 * num_lanes * width : num_lanes * (2 * width + SPAN)]
-    sums = memory[num_lanes * (2 * width + SPAN) :]
-    peaks = np.full(num_lanes, _MASKED, np.float32)
+    begin(state, num_lanes, width)
+    outputs, sums = state[: num_lanes * width], state[num_lanes * width : num_lanes * (width + TILE)]
+    peaks = state[num_lanes * (width + TILE) :]
+    queries = np.zeros(num_lanes * width, np.float32)
+    scores = np.empty(num_lanes * SPAN, np.float32)
     tiles, slots = np.empty(blocks.TILES, np.int64), np.empty(blocks.TILES, np.int64)
     for lane in range(num_lanes):
         for i in range(head_dim):
-            queries[lane * width + i] = (
-                query[first_row + lane // group, head * group + lane % group, i] * scaling
-            )
-    first_seen = max(0, first_position + 1 - window) if window > 0 else 0
+            at = query[first_row + lane // group, head * group + lane % group, i]
+            queries[lane * width + i] = at * scaling
     behind = first_position + num_rows
-    tiles_per_block = block_size // TILE
-    for start in range(first_seen // SPAN * SPAN, behind, SPAN):
-        for i in range(blocks.TILES):
-            # Tiles behind the last row, or before the first that is seen, are computed from another, unused.
-            tile = min(max(start // TILE + i, first_seen // TILE), (behind - 1) // TILE)
-            block = np.int64(block_table[tile // tiles_per_block])
-            slots[i] = (block * num_kv_heads + head) * block_size + tile % tiles_per_block * TILE
-            tiles[i] = keys.ctypes.data + 4 * slots[i] * width
+    seen = max(0, first_position + 1 - window) if window > 0 else 0
+    first_start, end = max(seen // SPAN * SPAN, part * PART), min(behind, (part + 1) * PART)
+    for start in range(first_start, end, SPAN):
+        _find_tiles(slots, start, seen, behind - 1, block_table, block_size, num_kv_heads, head)
+        tiles[:] = keys.ctypes.data + 4 * slots * width
         _score_span(scores.ctypes.data, queries.ctypes.data, tiles, num_lanes, width)
         for lane in range(num_lanes):
             position = first_position + lane // group
@@ -233,16 +264,50 @@ def _attend_rows(
             first = max(0, position + 1 - window - start) if window > 0 else 0
             _fold_span(outputs, sums, peaks, scores, lane, first, last, softcap, width)
         for i in range(blocks.TILES):
-            first = max(0, first_seen - start - i * TILE)
+            first = max(0, seen - start - i * TILE)
             count = min(TILE, behind - start - i * TILE) - first
             if first < TILE and count > 0:
                 weights = scores.ctypes.data + 4 * (i * TILE + first)
-                at = values.ctypes.data + 4 * (slots[i] + first) * width
-                _add_values(outputs.ctypes.data, weights, at, num_lanes, width, count)
+                value = values.ctypes.data + 4 * (slots[i] + first) * width
+                _add_values(outputs.ctypes.data, weights, value, num_lanes, width, count)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def merge(total: Any, state: Any, num_lanes: Any, width: Any) -> None:
+    """Add what was seen in one more part to `total`. A part of which a lane saw nothing changes no bit."""
+    sums, peaks = num_lanes * width, num_lanes * (width + TILE)
     for lane in range(num_lanes):
-        total = lanes.total(lanes.load(sums, lane * TILE))
+        old, new = total[peaks + lane], state[peaks + lane]
+        if new == _MASKED:
+            continue
+        peak = new if old == _MASKED else max(old, new)
+        keep = exp(lanes.splat(np.float32(old - peak)))
+        gain = exp(lanes.splat(np.float32(new - peak)))
+        total[peaks + lane] = peak
+        for i in range(lane * width, (lane + 1) * width, TILE):
+            kept = lanes.mul(lanes.load(total, i), keep)
+            lanes.store(total, i, lanes.fma(lanes.load(state, i), gain, kept))
+        i = sums + lane * TILE
+        kept = lanes.mul(lanes.load(total, i), keep)
+        lanes.store(total, i, lanes.fma(lanes.load(state, i), gain, kept))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def finish(
+    out: Any,  # [rows, num_heads, head_dim]
+    total: Any,
+    group: Any,
+    head: Any,
+    first_row: Any,
+    num_rows: Any,
+) -> None:
+    """Divide what was summed by the weights."""
+    head_dim = out.shape[2]
+    width = (head_dim + TILE - 1) // TILE * TILE
+    for lane in range(num_rows * group):
+        weight = lanes.total(lanes.load(total, num_rows * group * width + lane * TILE))
         for i in range(head_dim):
-            out[first_row + lane // group, head * group + lane % group, i] = outputs[lane * width + i] / total
+            out[first_row + lane // group, head * group + lane % group, i] = total[lane * width + i] / weight
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -262,25 +327,37 @@ def attend(
     first: Any,
     last: Any,
 ) -> None:
-    """Run order[first:last]; arguments as in `_attend_rows`."""
+    """Run order[first:last], each over all of its parts; arguments as in `attend_part`."""
+    group, head_dim = out.shape[1] // num_kv_heads, out.shape[2]
+    width = (head_dim + TILE - 1) // TILE * TILE
     for i in range(first, last):
         item, head = order[i] // num_kv_heads, order[i] % num_kv_heads
-        _attend_rows(
-            out,
-            query,
-            keys,
-            values,
-            block_tables[work[item, 0]],
-            block_size,
-            num_kv_heads,
-            head,
-            work[item, 1],
-            work[item, 2],
-            work[item, 3],
-            scaling,
-            window,
-            softcap,
-        )
+        sequence, row, rows, position = work[item, 0], work[item, 1], work[item, 2], work[item, 3]
+        num_lanes = rows * group
+        total = np.empty(state_size(num_lanes, width), np.float32)
+        state = np.empty(state_size(num_lanes, width), np.float32)
+        begin(total, num_lanes, width)
+        for part in range((position + rows - 1) // PART + 1):
+            attend_part(
+                state,
+                group,
+                query,
+                keys,
+                values,
+                block_tables[sequence],
+                block_size,
+                num_kv_heads,
+                head,
+                row,
+                rows,
+                position,
+                part,
+                scaling,
+                window,
+                softcap,
+            )
+            merge(total, state, num_lanes, width)
+        finish(out, total, group, head, row, rows)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

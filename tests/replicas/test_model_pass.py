@@ -1,5 +1,6 @@
 """A pass in one call gives the bits of the module it stands for, and stands for no other."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from replicas.attention.base import KVPoolSpec
 from replicas.attention.numba_cpu import NumbaAttention
+from replicas.attention.numba_kernels import PART
 from replicas.attention.sdpa import SdpaAttention
 from replicas.config import Quantization
 from replicas.model import LoadedModel, load_model
@@ -81,6 +83,37 @@ def test_a_pass_gives_the_bits_of_the_module(name: str, quantization: Quantizati
         assert torch.equal(whole_pass.logits(packed, packed.sample_rows), expected)
         nothing = np.zeros(0, dtype=np.int64)
         assert whole_pass.logits(packed, nothing).shape == (0, COMMON["vocab_size"])
+
+
+@needs_team
+@pytest.mark.parametrize("length", [2 * PART + 3, PART, PART + 1])
+def test_threads_share_a_long_sequence_without_changing_a_bit(length: int, tmp_path: Path) -> None:
+    """A decode that is cut into parts, and the same with one thread, which cuts nothing."""
+    model = adapted(MODELS["llama"](), tmp_path, "none")
+    blocks = -(-length // 32)
+    packed = PackedStep(
+        token_ids=np.array([5]),
+        positions=np.array([7]),
+        sample_rows=np.array([0]),
+        batch=AttentionBatch(
+            query_start_loc=np.array([0, 1], dtype=np.int32),
+            seq_lens=np.array([length], dtype=np.int32),
+            block_tables=np.arange(blocks, dtype=np.int32)[None, ::-1].copy(),
+            slot_mapping=np.array([(length - 1) % 32], dtype=np.int32),
+        ),
+    )
+    bits = []
+    for num_threads in (1, 2):
+        backend = NumbaAttention(replace(spec(model), num_blocks=blocks, num_threads=num_threads))
+        whole_pass = open_pass(model, backend)
+        assert whole_pass is not None
+        for pool in backend.pools:
+            pool.copy_(torch.randn(pool.shape, generator=torch.Generator().manual_seed(4)))
+        with torch.inference_mode():
+            backend.begin_step(packed.batch)
+            assert bool(len(backend.pieces.starts) > 1) == (num_threads == 2 and length > PART)
+            bits.append(whole_pass.logits(packed, packed.sample_rows))
+    assert torch.equal(*bits)
 
 
 @needs_team
