@@ -85,7 +85,8 @@ def test_no_decode_no_limit() -> None:
 def test_at_the_floor_prefill_still_moves_once_per_step_and_overload_is_told() -> None:
     timed = config(max_num_batched_tokens=512, itl_target_ms=1.0)
     budget = PrefillBudget(timed, learned(0.001), step_with(0))
-    assert [budget.take(FLOOR_TOKENS - 6, 0), budget.take(50, 0), budget.take(50, 0)] == [FLOOR_TOKENS - 6, 6, 0]
+    first = FLOOR_TOKENS - 6
+    assert [budget.take(first, 0), budget.take(50, 0), budget.take(50, 0)] == [first, 6, 0]
     assert budget.at_floor
 
 
