@@ -1,4 +1,5 @@
 import itertools
+import random
 
 import pytest
 
@@ -19,18 +20,28 @@ MEASURED = Measured(
 )
 
 
-def engine_of(chunked: bool) -> tuple[Engine, TimedRunner]:
-    runner = TimedRunner(STEPS.seconds)
+def engine_of(runner: TimedRunner, chunked: bool) -> Engine:
     config = with_chunking(CONFIG, MEASURED, chunked)
-    engine = Engine(config, runner, vocab_size=1000, eos_token_ids=frozenset(), clock=runner.clock)
-    return engine, runner
+    return Engine(config, runner, vocab_size=1000, eos_token_ids=frozenset(), clock=runner.clock)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chunks_keep_the_gaps_and_most_of_what_is_left_though_steps_vary(seed: int) -> None:
+    draw = random.Random(seed)
+    runner = TimedRunner(lambda shape: STEPS.seconds(shape) * draw.lognormvariate(0.0, 0.05))
+    engine = engine_of(runner, chunked=True)
+    watched = watch(engine, runner.clock, itertools.count(2.0, 3.4), 2000, 60.0)
+    left = MEASURED.prefill_tokens_per_s * (1 - DECODE_S / MEASURED.target_s)
+    assert watched.within(MEASURED.target_s) >= 0.99
+    assert watched.prompt_tokens / watched.busy_s >= 0.7 * left
 
 
 @pytest.mark.parametrize(("chunked", "least", "most"), [(True, 0.99, 1.0), (False, 0.0, 0.98)])
 def test_chunks_keep_the_gaps_of_streams_and_whole_prompts_break_them(
     chunked: bool, least: float, most: float
 ) -> None:
-    engine, runner = engine_of(chunked)
+    runner = TimedRunner(STEPS.seconds)
+    engine = engine_of(runner, chunked)
     watched = watch(engine, runner.clock, itertools.count(2.0, 3.4), 2000, 30.0)
     assert least <= watched.within(MEASURED.target_s) <= most
     assert len(watched.ttft_s) >= 7
