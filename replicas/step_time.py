@@ -136,7 +136,7 @@ class StepTimeModel:
         self.fitted = False
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from one measured step. O(1), and a refit of well under a millisecond now and then."""
+        """Learn from one measured step. O(1), and a refit of about a millisecond now and then."""
         self._num_seen += 1
         if self._num_seen <= SKIPPED_STEPS or not math.isfinite(seconds) or seconds <= 0:
             return
