@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 # The cells of a team's state; those that several threads write have a cache line of their own.
@@ -22,7 +23,9 @@ MULTIPLY: Final = 17
 ATTEND: Final = 18
 RUN_ROWS: Final = 19
 ARGUMENTS: Final = 24
-NUM_CELLS: Final = 40
+BUSY: Final = 40
+"""1 = more jobs follow, however long none is seen."""
+NUM_CELLS: Final = 48
 
 
 @intrinsic
@@ -94,6 +97,18 @@ def pause(typingctx: Any) -> Any:  # noqa: ARG001
             builder.module.declare_intrinsic("llvm.x86.sse2.pause", fnty=ir.FunctionType(ir.VoidType(), [])),
             [],
         )
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def give_way(typingctx: Any) -> Any:  # noqa: ARG001
+    """Let another thread that waits for this core run first."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        function_type = ir.FunctionType(ir.IntType(32), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, function_type, "sched_yield"), [])
         return context.get_dummy_value()
 
     return types.void(), codegen

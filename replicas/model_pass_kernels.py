@@ -7,7 +7,7 @@ from numba import carray, njit
 
 from replicas import model_layer_kernels as cells
 from replicas import model_products as products
-from replicas.model_cells import at
+from replicas.model_cells import BUSY, at, write_cell
 from replicas.model_products import NUM_PRODUCT_CELLS
 from replicas.model_team_kernels import new_scratch, run_attention, run_product, run_stage
 
@@ -36,6 +36,13 @@ def _multiply(
 @njit(nogil=True, cache=True, error_model="numpy")
 def run_pass(state: Any, frame: Any) -> None:
     """Compute the logits of the rows kept. `state`: a team's; `frame`: [NUM_FRAME_CELLS] int64."""
+    write_cell(state, BUSY, 1)
+    _run(state, frame)
+    write_cell(state, BUSY, 0)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _run(state: Any, frame: Any) -> None:
     scratch = new_scratch()
     rows, kept, address = frame[cells.ROWS], frame[cells.KEPT], frame.ctypes.data
     for i in range(frame[cells.NUM_LAYERS]):

@@ -5,7 +5,7 @@ process takes a core, every barrier waits for a thread that does not run. Here w
 task, the caller too, and it can do them all alone: only a task that was begun elsewhere is waited for.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numba import carray, njit
@@ -13,6 +13,7 @@ from numba import carray, njit
 from replicas.model_cells import (
     ARGUMENTS,
     ATTEND,
+    BUSY,
     DONE,
     JOB,
     LEFT,
@@ -21,6 +22,7 @@ from replicas.model_cells import (
     add_to_cell,
     at,
     call,
+    give_way,
     pause,
     read_cell,
     write_cell,
@@ -37,6 +39,9 @@ from replicas.model_products import (
     num_tasks,
 )
 from replicas.model_tasks import ROWS_PER_TASK, SCRATCH
+
+_LOOKS: Final = 2_000
+"""Looks, some 50 us, after which a waiting thread lets others have its core."""
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -58,8 +63,12 @@ def _share(state: Any, count: Any, scratch: Any) -> None:
     write_cell(state, DONE, 0)
     write_cell(state, LEFT, count)
     _work(state, scratch)
+    looks = 0
     while read_cell(state, DONE) < count:
         pause()
+        looks += 1
+        if looks % _LOOKS == 0:  # whoever has the task may be waiting for this core
+            give_way()
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -127,13 +136,17 @@ def linear(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def follow(state: Any, patience: Any) -> None:
-    """Help with every job; return after looking for one `patience` times in vain."""
+    """Help with every job; return after looking for one `patience` times in vain, the team not being busy."""
     scratch = new_scratch()
-    idle = 0
+    idle = looks = 0
     while idle < patience:
         if read_cell(state, LEFT) > 0:
             _work(state, scratch)
-            idle = 0
-        else:
-            pause()
+            idle = looks = 0
+            continue
+        pause()
+        looks += 1
+        if read_cell(state, BUSY) == 0:
             idle += 1
+        if looks % _LOOKS == 0:  # the caller may be waiting for this core
+            give_way()
