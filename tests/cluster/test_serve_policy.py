@@ -97,7 +97,9 @@ def test_figures_are_exported_every_second() -> None:
     values = {(s.metric.name, s.labels): s.value for s in exports[-1]}
     assert values["headway_autoscaling_target_replicas", ()] == 2
     assert values["headway_autoscaling_running_replicas", ()] == 1
-    assert values["headway_autoscaling_load_replicas", ("rate",)] == 3.75
+    assert values["headway_autoscaling_load_replicas", ("rate",)] == pytest.approx(
+        3 / decide.policy.utilisation
+    )
     assert values["headway_autoscaling_reasons_total", ("rate",)] == 2
 
 
@@ -126,7 +128,7 @@ def test_every_decision_is_a_line_of_json(caplog: pytest.LogCaptureFixture) -> N
     lines = [json.loads(text) for text in dict.fromkeys(caplog.messages)]
     assert [line["target"] for line in lines] == [1, 2, 2]
     assert {reason["code"] for reason in lines[2]["reasons"]} == {"rate", "cold_start_limit"}
-    assert lines[2]["loads"]["rate"] == 3.75
+    assert lines[2]["loads"]["rate"] == pytest.approx(3 / decide.policy.utilisation)
 
 
 def test_what_was_said_long_ago_was_not_said() -> None:
