@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from replicas import model_layer_kernels as cells
 from replicas.attention.base import AttentionBackend
-from replicas.attention.numba_cpu import QUERY_ROWS, NumbaAttention
-from replicas.attention.numba_kernels import TILE, state_size
+from replicas.attention.numba_cpu import QUERY_ROWS, NumbaAttention, padded_width
+from replicas.attention.numba_kernels import state_size
 from replicas.model import LoadedModel
 from replicas.model_fp32 import PackedLinear
 from replicas.model_int8 import Int8Head, Int8Linear
@@ -111,7 +111,7 @@ class ModelPass:
         frame[cells.NUM_LAYERS] = len(self._records) - 1
         frame[cells.BLOCK_SIZE] = self._backend.block_size
         lanes = QUERY_ROWS * model.needs.num_heads // model.needs.num_kv_heads
-        frame[cells.PARTIAL_SIZE] = state_size(lanes, -(-model.needs.head_dim // TILE) * TILE)
+        frame[cells.PARTIAL_SIZE] = state_size(lanes, padded_width(model.needs.head_dim))
         frame[cells.LAYERS] = self._records.ctypes.data
         if isinstance(head, Int8Head):
             frame[cells.QUANTISED] = 1

@@ -55,7 +55,7 @@ class NumbaAttention(AttentionBackend):
 
     @classmethod
     def kv_bytes_per_token(cls, needs: AttentionNeeds, dtype: torch.dtype) -> int:
-        return 2 * needs.num_layers * needs.num_kv_heads * _width(needs.head_dim) * dtype.itemsize
+        return 2 * needs.num_layers * needs.num_kv_heads * padded_width(needs.head_dim) * dtype.itemsize
 
     def __init__(self, spec: KVPoolSpec) -> None:
         needs = spec.needs
@@ -63,7 +63,7 @@ class NumbaAttention(AttentionBackend):
         self.block_size = spec.block_size
         self._num_heads = needs.num_heads
         self._num_kv_heads = needs.num_kv_heads
-        width = _width(needs.head_dim)
+        width = padded_width(needs.head_dim)
         tiles = spec.block_size // kernels.TILE
         keys = (needs.num_layers, spec.num_blocks, needs.num_kv_heads, tiles, width, kernels.TILE)
         values = (needs.num_layers, spec.num_blocks, needs.num_kv_heads, spec.block_size, width)
@@ -144,7 +144,7 @@ def _cut(work: IntArray, order: IntArray, num_kv_heads: int) -> Pieces:
     )
 
 
-def _width(head_dim: int) -> int:
+def padded_width(head_dim: int) -> int:
     """head_dim rounded up to whole lanes."""
     return -(-head_dim // kernels.TILE) * kernels.TILE
 
