@@ -129,13 +129,17 @@ def nowhere(line: AccessLine) -> None:
 
 class AccessWriter:
     """An AccessSink that writes to a file or pipe from a thread: a full disk or a stuck reader of stdout
-    holds up no request. Lines that find the queue full are dropped and counted."""
+    holds up no request. Lines that find the queue full, or the disk, are dropped and counted; a spell of that
+    is one warning, and one more when everything that waits is written again."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         """`stream` is unbuffered: several routers may append to one file, each whole lines at once."""
         self._stream = stream
         self._lines: queue.Queue[AccessLine | None] = queue.Queue(QUEUE_LINES)
+        self._lock = threading.Lock()
         self._num_dropped = 0
+        self._num_dropped_before = 0
+        """As of the end of the last spell."""
         self._thread = threading.Thread(target=self._write, name="access-log", daemon=True)
         self._thread.start()
 
@@ -143,9 +147,7 @@ class AccessWriter:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
-            if self._num_dropped == 0:
-                _log.warning("the access log is written too slowly; lines are being dropped")
-            self._num_dropped += 1
+            self._drop(1, "it is written too slowly")
 
     @property
     def num_dropped(self) -> int:
@@ -164,10 +166,26 @@ class AccessWriter:
             while len(lines) < MAX_LINES_AT_ONCE and not self._lines.empty():
                 lines.append(self._lines.get())
             is_open = lines[-1] is not None
-            data = b"".join(encoder.encode(line) + b"\n" for line in lines if line is not None)
+            encoded = [encoder.encode(line) + b"\n" for line in lines if line is not None]
             try:
-                if data:
-                    self._stream.write(data)
+                if encoded:
+                    self._stream.write(b"".join(encoded))
             except OSError as error:
-                self._num_dropped += len(lines)
-                _log.warning("the access log cannot be written: %s", error)
+                self._drop(len(encoded), str(error))
+            else:
+                self._note_written()
+
+    def _drop(self, num_lines: int, reason: str) -> None:
+        with self._lock:
+            is_first = self._num_dropped == self._num_dropped_before
+            self._num_dropped += num_lines
+        if is_first:
+            _log.warning("the access log loses lines: %s", reason)
+
+    def _note_written(self) -> None:
+        with self._lock:
+            num_lost = self._num_dropped - self._num_dropped_before
+            if not num_lost or not self._lines.empty():
+                return
+            self._num_dropped_before = self._num_dropped
+        _log.warning("the access log is written again; %d lines were lost", num_lost)

@@ -1,8 +1,13 @@
 """Lines of the access log, and their writer."""
 
+import errno
 import io
 import json
+import logging.handlers
+import os
+import queue
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,15 +51,22 @@ def test_times_are_milliseconds() -> None:
 
 
 class Sink(io.RawIOBase):
-    """Keeps what is written; can be made to hang."""
+    """Keeps what is written; can be made to hang, or to be full."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.open = threading.Event()
         self.open.set()
+        self.is_full = False
+        self.begun = threading.Semaphore(0)
+        """One for each write."""
 
     def write(self, data: Any) -> int:
         self.open.wait(timeout=30)
+        is_full = self.is_full
+        self.begun.release()
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.pieces.append(bytes(data))
         return len(data)
 
@@ -80,6 +92,35 @@ def test_a_stuck_reader_costs_lines_and_holds_up_nobody() -> None:
     sink.open.set()
     writer.close()
     assert b"".join(sink.pieces).count(b"\n") + writer.num_dropped == QUEUE_LINES + 500
+
+
+@pytest.fixture
+def said() -> Iterator[queue.SimpleQueue[logging.LogRecord]]:
+    """What the writer says of itself."""
+    records = queue.SimpleQueue[logging.LogRecord]()
+    handler = logging.handlers.QueueHandler(records)
+    logging.getLogger("router.access_log").addHandler(handler)
+    yield records
+    logging.getLogger("router.access_log").removeHandler(handler)
+
+
+def test_a_full_disk_is_one_warning_and_one_more_at_its_end(
+    said: queue.SimpleQueue[logging.LogRecord],
+) -> None:
+    sink = Sink()
+    writer = AccessWriter(sink)
+    for _ in range(2):
+        sink.is_full = True
+        for _ in range(3):
+            writer(line())
+            assert sink.begun.acquire(timeout=30)
+        assert "No space left" in said.get(timeout=30).getMessage()
+        sink.is_full = False
+        writer(line())
+        assert said.get(timeout=30).getMessage().endswith("is written again; 3 lines were lost")
+        assert sink.begun.acquire(timeout=30)
+    writer.close()
+    assert (said.empty(), writer.num_dropped, len(sink.pieces)) == (True, 6, 2)
 
 
 def test_a_line_break_in_a_value_stays_inside_its_line() -> None:
