@@ -28,10 +28,11 @@ from replicas.api import (
     Subscribe,
     TokenDelta,
 )
+from replicas.effects import AbortRequest, Effects, EngineCommand, WithdrawRequest
 from replicas.engine import Engine
 from replicas.errors import RequestError
 from replicas.scheduler import Outputs
-from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, WithdrawRequest
+from replicas.sessions import Sessions
 from replicas.step_record import StepWatch
 from replicas.step_recorder import StepRecorder
 from replicas.traced_requests import EngineTrace, TracedRequests

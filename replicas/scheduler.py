@@ -318,31 +318,21 @@ class Scheduler:
     # Beginnings and ends
 
     def _new_sequence(self, request: GenerateRequest, owner: str, position: int, now: float) -> Sequence:
-        sampling = request.sampling
-        resumed = request.resumed_output_ids[position] if request.resumed_output_ids else ()
-        stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            stop_ids |= self._eos_token_ids
         self._next_seq_id += 1
-        return Sequence(
+        return Sequence.of(
+            request,
+            position,
             seq_id=self._next_seq_id,
             owner=owner,
-            request=request,
-            index=request.indexes[position],
-            arrival_at=now - request.waited_s,
-            token_ids=[*request.prompt_ids, *resumed],
-            num_prompt_tokens=len(request.prompt_ids),
-            stop_ids=stop_ids,
-            max_num_tokens=min(len(request.prompt_ids) + sampling.max_tokens, self.config.max_model_len),
-            waiting_since=now,
-            waited_s=request.waited_s,
-            prompt_logprobs=None if sampling.prompt_logprobs is None or resumed else [],
+            now=now,
+            eos_token_ids=self._eos_token_ids,
+            max_model_len=self.config.max_model_len,
         )
 
     def _append(self, sequence: Sequence, token: int) -> TokenDelta:
         request = sequence.request
         delta = TokenDelta(request.request_id, request.attempt, sequence.index, [])
-        _extend(delta, sequence, token)
+        sequence.append(token, delta)
         if not sequence.started:
             sequence.started = True
             delta.num_cached_tokens = sequence.num_cached_tokens
@@ -362,7 +352,7 @@ class Scheduler:
             sequence.num_computed_tokens += 1
             if sequence.num_computed_tokens // self.config.block_size > sequence.num_registered_blocks:
                 self.cache.register_computed(sequence)
-            _extend(delta, sequence, token)
+            sequence.append(token, delta)
             if verified is not None and verified.logprobs is not None and delta.logprobs is not None:
                 delta.logprobs.append(verified.logprobs[i])
 
@@ -395,13 +385,3 @@ class Scheduler:
             if sequence.status is SequenceStatus.FINISHED:
                 self.cache.release(sequence)
         self._running = alive
-
-
-def _extend(delta: TokenDelta, sequence: Sequence, token: int) -> None:
-    """Append a sampled token, and see whether the sequence ends with it."""
-    sequence.token_ids.append(token)
-    delta.token_ids.append(token)
-    if token in sequence.stop_ids:
-        delta.finish_reason, delta.stop_token_id = FinishReason.STOP, token
-    elif len(sequence.token_ids) >= sequence.max_num_tokens:
-        delta.finish_reason = FinishReason.LENGTH

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
-from replicas.api import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
+from replicas.api import FinishReason, GenerateRequest, SamplingParams, TokenDelta, TokenLogprobs
 
 
 class SequenceStatus(enum.Enum):
@@ -60,6 +60,39 @@ class Sequence:
     """Those of prompt tokens 1, 2, ... as far as computed, until the first delta takes them. None = not
     asked for, or reported."""
 
+    @classmethod
+    def of(
+        cls,
+        request: GenerateRequest,
+        position: int,
+        *,
+        seq_id: int,
+        owner: str,
+        now: float,
+        eos_token_ids: frozenset[int],
+        max_model_len: int,
+    ) -> "Sequence":
+        """Begin the output at `position` of the request's indexes, with what was resumed of it."""
+        sampling = request.sampling
+        resumed = request.resumed_output_ids[position] if request.resumed_output_ids else ()
+        stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stop_ids |= eos_token_ids
+        return cls(
+            seq_id=seq_id,
+            owner=owner,
+            request=request,
+            index=request.indexes[position],
+            arrival_at=now - request.waited_s,
+            token_ids=[*request.prompt_ids, *resumed],
+            num_prompt_tokens=len(request.prompt_ids),
+            stop_ids=stop_ids,
+            max_num_tokens=min(len(request.prompt_ids) + sampling.max_tokens, max_model_len),
+            waiting_since=now,
+            waited_s=request.waited_s,
+            prompt_logprobs=None if sampling.prompt_logprobs is None or resumed else [],
+        )
+
     @property
     def sampling(self) -> SamplingParams:
         return self.request.sampling
@@ -96,3 +129,12 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    def append(self, token: int, delta: TokenDelta) -> None:
+        """Take a sampled token into the sequence and its delta, and see whether it ends with it."""
+        self.token_ids.append(token)
+        delta.token_ids.append(token)
+        if token in self.stop_ids:
+            delta.finish_reason, delta.stop_token_id = FinishReason.STOP, token
+        elif len(self.token_ids) >= self.max_num_tokens:
+            delta.finish_reason = FinishReason.LENGTH

@@ -1,6 +1,9 @@
 """Tombstones: what is over and must stay over, remembered for a bounded time and in bounded space."""
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+MAX_TOMBSTONES: Final = 8192
+TOMBSTONE_S: Final = 60.0
 
 Key = TypeVar("Key")
 
@@ -12,7 +15,7 @@ class Tombstones(Generic[Key]):
     what such a message starts is ended by its sender's lease.
     """
 
-    def __init__(self, *, max_entries: int, max_age_s: float) -> None:
+    def __init__(self, *, max_entries: int = MAX_TOMBSTONES, max_age_s: float = TOMBSTONE_S) -> None:
         self._max_entries = max_entries
         self._max_age_s = max_age_s
         self._ended: dict[Key, tuple[int, float]] = {}  # oldest first: re-inserted when raised

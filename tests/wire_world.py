@@ -17,8 +17,9 @@ from replicas.api import (
     TokenLogprobs,
 )
 from replicas.credits import Capacity
+from replicas.effects import AbortRequest, Effects, EngineCommand, WithdrawRequest
 from replicas.pump import withdrawal
-from replicas.sessions import AbortRequest, Effects, EngineCommand, Sessions, WithdrawRequest
+from replicas.sessions import Sessions
 from router.streams import EpochOverError, ReplicaStreams, SubscriptionBrokenError
 
 CAPACITY = Capacity(max_num_seqs=8, block_size=16)

@@ -16,11 +16,12 @@ from cluster.simulation.profile import StepTimes
 from cluster.simulation.timed_runner import TOKEN_ID
 from replicas.api import CommandBatch, ModelCard, Subscribe
 from replicas.config import ResolvedConfig
+from replicas.effects import AbortRequest, AddRequest, Effects, EngineCommand
 from replicas.engine import Engine
 from replicas.pump import withdrawal
 from replicas.scheduler import Outputs
 from replicas.sequence import Sequence, SequenceStatus
-from replicas.sessions import AbortRequest, AddRequest, Effects, EngineCommand, Sessions
+from replicas.sessions import Sessions
 from replicas.step import Step, StepResult
 from router.counters import RouterCounters
 

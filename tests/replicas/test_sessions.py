@@ -20,16 +20,9 @@ from replicas.api import (
     TierDemand,
     TokenDelta,
 )
-from replicas.sessions import (
-    MAX_EARLY_COMMANDS,
-    AbortRequest,
-    AddRequest,
-    Applied,
-    Delivery,
-    Effects,
-    EngineCommand,
-    Sessions,
-)
+from replicas.effects import AbortRequest, AddRequest, Delivery, Effects, EngineCommand
+from replicas.session import MAX_EARLY_COMMANDS
+from replicas.sessions import Applied, Sessions
 from tests.wire_world import CAPACITY, make_request
 
 REPLICA_EPOCH = 7

@@ -1,8 +1,8 @@
 """Which requests an engine gives back."""
 
 from replicas.api import FinishReason
+from replicas.effects import WithdrawRequest
 from replicas.pump import withdrawal
-from replicas.sessions import WithdrawRequest
 from tests.replicas.fake_runner import engine, request
 
 

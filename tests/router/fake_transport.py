@@ -9,7 +9,8 @@ from random import Random
 import msgspec
 
 from replicas.api import CommandBatch, ModelCard, ReplicaLoad, Subscribe
-from replicas.sessions import Effects, Sessions
+from replicas.effects import Effects
+from replicas.sessions import Sessions
 from router.backend import RESUME_WAIT_S, ReplicaBackend
 from router.tenants import DEFAULT_TIERS, Tier
 from router.transport import FrameStream, ReplicaGoneError
