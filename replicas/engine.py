@@ -67,10 +67,6 @@ def _nothing(_: SamplingParams) -> None:
     return
 
 
-def _unwatched(_: StepReport) -> None:
-    return
-
-
 class Engine:
     """One scheduler and one runner, driven step by step by a single thread.
 
@@ -98,7 +94,7 @@ class Engine:
         self._prepare = prepare
         self._vocab_size = vocab_size
         self._clock = clock
-        self._watch: Callable[[StepReport], None] = _unwatched
+        self._observers: list[Callable[[StepReport], None]] = []
         self.last_step: Step | None = None
         """What the last call of `step` ran; None = nothing."""
         self._step_started_at: float | None = None
@@ -110,7 +106,7 @@ class Engine:
 
     def watch(self, observer: Callable[[StepReport], None]) -> None:
         """Tell `observer` of every step from now on, in the thread that steps. It must return at once."""
-        self._watch = observer
+        self._observers.append(observer)
 
     @property
     def capacity(self) -> Capacity:
@@ -181,15 +177,15 @@ class Engine:
     def _report(self, step: Step, step_s: float, ended_at: float) -> None:
         before_at = self._step_ended_at
         self._step_ended_at = ended_at if self.has_work else None
-        self._watch(
-            StepReport(
-                step_s=step_s,
-                gap_s=None if before_at is None else ended_at - before_at,
-                num_sequences=len(step.sequences),
-                num_decodes=step.num_decodes,
-                num_prompt_tokens=step.num_prefill_tokens,
-            )
+        report = StepReport(
+            step_s=step_s,
+            gap_s=None if before_at is None else ended_at - before_at,
+            num_sequences=len(step.sequences),
+            num_decodes=step.num_decodes,
+            num_prompt_tokens=step.num_prefill_tokens,
         )
+        for observer in self._observers:
+            observer(report)
 
     def load(self) -> ReplicaLoad:
         step_s = statistics.median(self._latest_steps_s) if self._latest_steps_s else 0.0

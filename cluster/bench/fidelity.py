@@ -1,37 +1,32 @@
-"""`headway bench fidelity`: the simulator against the engine it simulates, on the same requests.
+"""`headway bench fidelity`: the simulator against the real thing, on the same requests.
 
-The engine serves arrivals in real time; its step times are learned in that very run; then the simulator
-serves the same arrivals with a replica of those times. What is compared are the engine's own times, so the
-simulator's messages take no time here.
+Arrivals are served in real time, by one bare engine or by replicas behind Ray Serve; how long steps took is
+learned in that very run; then the simulator serves the same arrivals with replicas of those times. Of a bare
+engine its own times are compared, of replicas those of a client over HTTP.
 """
 
 import argparse
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from cluster.arguments import at_least_one
-from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
-from cluster.bench.report import percentile, progress
-from cluster.bench.step_log import StepLog
-from cluster.bench.steps import deviations, fitted_profile
-from cluster.bench.workload import fixed_length_request
+from cluster.bench.engine import add_model_arguments, engine_config
+from cluster.bench.fidelity_engine import measure_engine
+from cluster.bench.fidelity_served import measure_served
+from cluster.bench.fidelity_times import Measured
+from cluster.bench.report import commit, percentile, progress
 from cluster.config import ClusterConfig
 from cluster.simulation.fleet import Pace
 from cluster.simulation.profile import Profile
 from cluster.simulation.traffic import Arrival, Mix, drawn
 from cluster.simulation.world import Outcome, Scenario, simulate
 from load.trace import read_trace, rescale
-from replicas.config import EngineConfig
-from replicas.engine import Engine
-from replicas.startup import open_runner
 from router.tenants import Tier
 
 NAME = "fidelity"
-HELP = "ITL, E2E and TTFT of the simulator against those of the real engine, on the same requests"
+HELP = "ITL, E2E and TTFT of the simulator against those of real replicas, on the same requests"
 
 MAX_TOKENS: Final = 1024
 SEATS: Final = 16
@@ -39,96 +34,73 @@ LIMIT_S: Final = 10_000.0
 TIER: Final = Tier(name="all", level=0, max_queue=10_000, queue_ttl_s=3600.0)
 
 
-@dataclass(slots=True, kw_only=True)
-class Times:
-    """Seconds, one of each per request, and all gaps."""
-
-    ttft_s: list[float] = field(default_factory=list)
-    e2e_s: list[float] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-
-
-def serve(engine: Engine, arrivals: Sequence[Arrival]) -> Times:
-    """Serve arrivals in real time, each when it is due; the engine must be idle."""
-    times = Times()
-    last_at: dict[int, float] = {}
-    started_at = time.perf_counter()
-    num_added = 0
-    while num_added < len(arrivals) or engine.has_work:
-        now = time.perf_counter() - started_at
-        while num_added < len(arrivals) and arrivals[num_added].at_s <= now:
-            arrival = arrivals[num_added]
-            engine.add(fixed_length_request(num_added, arrival.prompt_ids, arrival.output_tokens), "bench")
-            num_added += 1
-        if not engine.has_work:
-            time.sleep(max(0.0, arrivals[num_added].at_s - now))
-            continue
-        outputs = engine.step()
-        now = time.perf_counter() - started_at
-        for delta in outputs.get("bench", ()):
-            due_s = arrivals[delta.request_id].at_s
-            if delta.request_id in last_at:
-                times.gaps_s.append(now - last_at[delta.request_id])
-            else:
-                times.ttft_s.append(now - due_s)
-            last_at[delta.request_id] = now
-            if delta.finish_reason is not None:
-                times.e2e_s.append(now - due_s)
-    return times
-
-
-def simulated(profile: Profile, engine: EngineConfig, arrivals: Sequence[Arrival]) -> Outcome:
-    """Serve the same arrivals with one virtual replica."""
+def simulated(profile: Profile, config: ClusterConfig, arrivals: Sequence[Arrival], seed: int) -> Outcome:
+    """Serve the arrivals with virtual replicas. Messages take no time: what they take is added afterwards."""
     scenario = Scenario(
-        config=ClusterConfig(engine=engine, tiers=(TIER,)),
+        config=config,
         profile=profile,
-        num_replicas=1,
+        num_replicas=config.replicas,
         pace=Pace(cold_start_s=0.0),
         delay_s=0.0,
+        seed=seed,
     )
     return simulate(scenario, iter(arrivals), LIMIT_S)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    parser.add_argument(
+        "--replicas", type=at_least_one, metavar="N", help="behind Ray Serve, instead of one bare engine"
+    )
     parser.add_argument("--trace", default="azure2023-conv")
     parser.add_argument("--length-factor", type=float, default=0.1, help="of the trace's lengths (0.1)")
     parser.add_argument("--rate", type=float, default=0.5, help="requests/s (default 0.5)")
-    parser.add_argument("--seconds", type=at_least_one, default=30)
+    parser.add_argument(
+        "--seconds", type=at_least_one, help="of arrivals (default: 30, or 600 with --replicas)"
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    config = msgspec.structs.replace(
+    engine = msgspec.structs.replace(
         engine_config(args, SEATS), max_model_len=MAX_TOKENS, max_num_batched_tokens=512
     )
+    config = ClusterConfig(engine=engine, replicas=args.replicas or 1, tiers=(TIER,))
     trace = rescale(read_trace(args.trace), length_factor=args.length_factor)
     mix = Mix(shares={0: 1.0}, max_tokens=MAX_TOKENS, seed=args.seed)
-    arrivals = list(drawn(trace, mix, lambda _: args.rate, args.seconds, 1.0))
-    opened = open_runner(config, progress)
-    engine = new_engine(opened, "continuous")
-    warm_up(engine, SEATS)
-    log = StepLog(engine)
-    real = serve(engine, arrivals)
-    profile = fitted_profile("measured", opened, log, 0.0)
-    virtual_config = msgspec.structs.replace(config, max_model_len=MAX_TOKENS)
-    tier = simulated(profile, virtual_config, arrivals).measures.tiers[TIER.level]
+    seconds = args.seconds or (600 if args.replicas else 30)
+    arrivals = list(drawn(trace, mix, lambda _: args.rate, seconds, 1.0))
+    if args.replicas:
+        measured = measure_served(config, arrivals, args.seed)
+    else:
+        measured = measure_engine(engine, arrivals)
+    progress(f"served {len(arrivals)} requests; now the simulator")
+    outcome = simulated(measured.profile, config, arrivals, args.seed)
+    return {
+        **compared(measured, outcome),
+        "requests": len(arrivals),
+        "gaps": len(measured.times.gaps_s),
+        "replicas": args.replicas,
+        "rate": args.rate,
+        "seconds": seconds,
+        "seed": args.seed,
+        "commit": commit(),
+        **measured.facts,
+    }
+
+
+def compared(measured: Measured, outcome: Outcome) -> dict[str, object]:
+    """Return the figures of both sides, milliseconds, and by how much the simulator is off."""
+    real, virtual, delay_s = measured.times, outcome.measures.tiers[TIER.level], measured.delay_s
     figures = {
-        "itl_ms_p50": (percentile(real.gaps_s, 50), tier.itl.quantile(0.5)),
-        "itl_ms_p99": (percentile(real.gaps_s, 99), tier.itl.quantile(0.99)),
-        "e2e_ms_p50": (percentile(real.e2e_s, 50), tier.e2e.quantile(0.5)),
-        "ttft_ms_p50": (percentile(real.ttft_s, 50), tier.ttft.quantile(0.5)),
-        "ttft_ms_p99": (percentile(real.ttft_s, 99), tier.ttft.quantile(0.99)),
+        "itl_ms_p50": (percentile(real.gaps_s, 50), virtual.itl.quantile(0.5)),
+        "itl_ms_p99": (percentile(real.gaps_s, 99), virtual.itl.quantile(0.99)),
+        "e2e_ms_p50": (percentile(real.e2e_s, 50), virtual.e2e.quantile(0.5) + delay_s),
+        "ttft_ms_p50": (percentile(real.ttft_s, 50), virtual.ttft.quantile(0.5) + delay_s),
+        "ttft_ms_p99": (percentile(real.ttft_s, 99), virtual.ttft.quantile(0.99) + delay_s),
     }
     return {
-        "error_fraction": {name: virtual / true - 1 for name, (true, virtual) in figures.items()},
-        "engine": {name: true * 1e3 for name, (true, _) in figures.items()},
-        "simulator": {name: virtual * 1e3 for name, (_, virtual) in figures.items()},
-        "requests": len(arrivals),
-        "gaps": len(real.gaps_s),
-        "deviation_p50": percentile(deviations(profile, log), 50),
-        "deviation_p99": percentile(deviations(profile, log), 99),
-        "rate": args.rate,
-        "seed": args.seed,
-        **identity(opened),
+        "error_fraction": {name: found / true - 1 for name, (true, found) in figures.items()},
+        "real": {name: true * 1e3 for name, (true, _) in figures.items()},
+        "simulator": {name: found * 1e3 for name, (_, found) in figures.items()},
     }

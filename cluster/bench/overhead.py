@@ -9,13 +9,9 @@ import argparse
 import contextlib
 import json
 import random
-import signal
 import subprocess
 import sys
-import tempfile
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
@@ -23,8 +19,8 @@ from cluster.arguments import at_least_one
 from cluster.bench.engine import add_model_arguments
 from cluster.bench.http_drive import HttpDrive, drive_http
 from cluster.bench.report import commit, percentile, progress
+from cluster.bench.server import running_server, served_model
 from cluster.bench.workload import fixed_length_request, random_prompt
-from cluster.environment import free_port
 from cluster.errors import StartError
 from replicas.api import GenerateRequest
 
@@ -51,8 +47,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     if not args.null_only:
         engine_tokens_per_s = _bare_engine(args)
         progress(f"bare engine: {engine_tokens_per_s:.1f} tokens/s")
-        with _server(args, ["cluster.cli", "serve", "--config"]) as (url, _):
-            http = _measure(url, args, args.output_tokens)
+        with running_server(_document(args), ["cluster.cli", "serve", "--config"]) as server:
+            http = _measure(server.url, args, args.output_tokens)
         progress(f"through HTTP: {http.output_tokens_per_s:.1f} tokens/s")
         report |= {
             "engine_tokens_per_s": engine_tokens_per_s,
@@ -62,12 +58,12 @@ def run(args: argparse.Namespace) -> dict[str, object]:
             "http_gap_ms_p50": percentile(http.gap_ms, 50),
             "http_gap_ms_p99": percentile(http.gap_ms, 99),
         }
-    with _server(args, ["cluster.bench.null_serve"]) as (url, process):
-        router = _find_router(process)
+    with running_server(_document(args), ["cluster.bench.null_serve"]) as server:
+        router = _find_router(server.process)
         cpu_before = _cpu_s(router)
-        null = _measure(url, args, args.null_output_tokens)
+        null = _measure(server.url, args, args.null_output_tokens)
         router_cpu_s = _cpu_s(router) - cpu_before
-        transport_ms = _stats(url)["transport_ms"]
+        transport_ms = _stats(server.url)["transport_ms"]
     return report | {
         "null_runner_tokens_per_s": null.output_tokens_per_s,
         "null_gap_ms_p50": percentile(null.gap_ms, 50),
@@ -97,8 +93,7 @@ def _requests(args: argparse.Namespace, num_output_tokens: int, seed: int) -> li
 
 def _measure(url: str, args: argparse.Namespace, num_output_tokens: int) -> HttpDrive:
     """One round that warms every path up, then the one that counts, with other prompts."""
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
-        model = json.load(answer)["data"][0]["id"]
+    model = served_model(url)
     drive_http(url, model, _requests(args, 4, args.seed + 1), args.streams)
     requests = _requests(args, num_output_tokens, args.seed)
     measured = drive_http(url, model, requests, args.streams)
@@ -123,9 +118,8 @@ def _bare_engine(args: argparse.Namespace) -> float:
     return tokens_per_s
 
 
-@contextlib.contextmanager
-def _server(args: argparse.Namespace, command: list[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """A server process for the time of the block; its configuration is that of the bare engine."""
+def _document(args: argparse.Namespace) -> dict[str, object]:
+    """The configuration of the bare engine, for a server."""
     engine = {
         "model": args.model,
         "device": args.device,
@@ -134,21 +128,7 @@ def _server(args: argparse.Namespace, command: list[str]) -> Iterator[tuple[str,
     }
     engine |= {"numerics": args.numerics} if args.numerics else {}
     engine |= {"num_threads": args.num_threads} if args.num_threads else {}
-    port = free_port(random.Random())
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "headway.yaml"
-        config.write_text(json.dumps({"engine": engine, "http": {"port": port}}))  # JSON is YAML
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command, str(config)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline():
-                raise StartError(f"the server ended with exit code {process.wait()}")
-            yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+    return {"engine": engine}
 
 
 def _find_router(server: psutil.Process) -> psutil.Process:

@@ -1,22 +1,34 @@
-"""StepLog: how long every step of an engine took, to fit a profile to."""
+"""Logs of steps: how long each took and when, to fit a profile to."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
 
 from replicas.engine import Engine, StepReport
 from replicas.step_time import SKIPPED_STEPS, StepShape
 
 
-class StepLog:
-    """Watches an engine: a step with its scheduling and bookkeeping, which is what streams see of it."""
+class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of an engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.shapes: list[StepShape] = []
-        self.seconds: list[float] = []
-        self._engine = engine
-        self._num_seen = 0
-        engine.watch(self._note)
+    shape: StepShape
+    seconds: float
+    """What streams see of it: with scheduling, bookkeeping, and what came between it and the step before."""
+    ended_at: float
+    """On time.perf_counter, which on Linux is the same clock in all processes."""
 
-    def _note(self, report: StepReport) -> None:
-        self._num_seen += 1
-        step = self._engine.last_step
-        if step is not None and self._num_seen > SKIPPED_STEPS:
-            self.shapes.append(step.shape)
-            self.seconds.append(report.step_s)
+
+def log_steps(engine: Engine, take: Callable[[LoggedStep], None]) -> None:
+    """Give every step from now on to `take`, in the engine's thread; the first few are left out."""
+    num_seen = 0
+
+    def note(report: StepReport) -> None:
+        nonlocal num_seen
+        num_seen += 1
+        step = engine.last_step
+        if step is not None and num_seen > SKIPPED_STEPS:
+            seconds = report.gap_s or report.step_s
+            take(LoggedStep(shape=step.shape, seconds=seconds, ended_at=time.perf_counter()))
+
+    engine.watch(note)

@@ -2,18 +2,22 @@
 
 import argparse
 import random
+import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from cluster.bench.engine import add_model_arguments, engine_config, identity, new_engine, warm_up
+from cluster.bench.neighbour import neighbour
 from cluster.bench.report import percentile, progress
-from cluster.bench.step_log import StepLog
+from cluster.bench.step_log import LoggedStep, log_steps
 from cluster.bench.workload import fixed_length_request, random_prompt
 from cluster.simulation.fit import fit
-from cluster.simulation.profile import Profile
+from cluster.simulation.profile import Profile, SharedHost
+from replicas.config import EngineConfig
 from replicas.engine import Engine
 from replicas.startup import OpenedRunner, open_runner
 from replicas.step_time import StepShape
@@ -31,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the profile")
     parser.add_argument("--name", default="cpu", help="of the profile")
+    parser.add_argument(
+        "--beside", action="store_true", help="also beside a second engine: for replicas that share a host"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
@@ -42,7 +49,30 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     start_s = time.perf_counter() - started_at
     engine = new_engine(opened, "continuous")
     warm_up(engine, max(BATCHES))
-    log = StepLog(engine)
+    log: list[LoggedStep] = []
+    log_steps(engine, log.append)
+    _run_all(engine)
+    alone = list(log)
+    profile = fitted_profile(args.name, opened, log, start_s)
+    if args.beside:
+        slowdown = _slowdown(engine, config, profile, log)
+        profile = msgspec.structs.replace(profile, shared_host=SharedHost(replicas=2, slowdown=slowdown))
+    if args.out is not None:
+        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
+    return {
+        "step_ms_batch_1": profile.steps.seconds(_decodes(1, 512)) * 1e3,
+        "step_ms_batch_8": profile.steps.seconds(_decodes(8, 512)) * 1e3,
+        "step_ms_batch_32": profile.steps.seconds(_decodes(32, 512)) * 1e3,
+        "prefill_tokens_per_s": 512 / profile.steps.seconds(StepShape().with_prefill(512, 0)),
+        "deviation_p50": percentile(deviations(profile, alone), 50),
+        "deviation_p99": percentile(deviations(profile, alone), 99),
+        "slowdown": None if profile.shared_host is None else profile.shared_host.slowdown,
+        "start_s": start_s,
+        **identity(opened),
+    }
+
+
+def _run_all(engine: Engine) -> None:
     draw = random.Random(0)
     for context in CONTEXTS:
         for batch in BATCHES:
@@ -51,19 +81,16 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     for chunk in CHUNKS:
         for _ in range(2):
             _run(engine, [(chunk, 1)], draw)
-    profile = fitted_profile(args.name, opened, log, start_s)
-    if args.out is not None:
-        args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
-    return {
-        "step_ms_batch_1": profile.steps.seconds(_decodes(1, 512)) * 1e3,
-        "step_ms_batch_8": profile.steps.seconds(_decodes(8, 512)) * 1e3,
-        "step_ms_batch_32": profile.steps.seconds(_decodes(32, 512)) * 1e3,
-        "prefill_tokens_per_s": 512 / profile.steps.seconds(StepShape().with_prefill(512, 0)),
-        "deviation_p50": percentile(deviations(profile, log), 50),
-        "deviation_p99": percentile(deviations(profile, log), 99),
-        "start_s": start_s,
-        **identity(opened),
-    }
+
+
+def _slowdown(engine: Engine, config: EngineConfig, profile: Profile, log: list[LoggedStep]) -> float:
+    """Return by how much of their time alone the same steps take longer beside a second engine."""
+    log.clear()
+    with neighbour(config):
+        progress("the same beside a second engine")
+        _run_all(engine)
+    ratios = [step.seconds / profile.steps.seconds(step.shape) for step in log]
+    return max(0.0, statistics.median(ratios) - 1.0)
 
 
 def _run(engine: Engine, lengths: list[tuple[int, int]], draw: random.Random) -> None:
@@ -77,14 +104,14 @@ def _decodes(count: int, context: int) -> StepShape:
     return StepShape(num_new_tokens=count, kv_read_tokens=count * context, num_sampling=count)
 
 
-def fitted_profile(name: str, opened: OpenedRunner, log: StepLog, start_s: float) -> Profile:
+def fitted_profile(name: str, opened: OpenedRunner, log: Sequence[LoggedStep], start_s: float) -> Profile:
     """Return what the steps of a log took, as a profile."""
     resolved = opened.resolved
     return Profile(
         name=name,
         source=f"fitted by bench steps: {opened.card.name}, {opened.quantization}, "
         f"{opened.num_threads} threads",
-        steps=fit(log.shapes, log.seconds),
+        steps=fit([step.shape for step in log], [step.seconds for step in log]),
         max_position_embeddings=resolved.max_model_len,
         kv_bytes_per_token=1,
         kv_bytes=resolved.num_blocks * resolved.block_size,
@@ -93,7 +120,6 @@ def fitted_profile(name: str, opened: OpenedRunner, log: StepLog, start_s: float
     )
 
 
-def deviations(profile: Profile, log: StepLog) -> list[float]:
+def deviations(profile: Profile, log: Sequence[LoggedStep]) -> list[float]:
     """Return how far each measured step was from what the profile says, as a share of that."""
-    pairs = zip(log.shapes, log.seconds, strict=True)
-    return [abs(seconds / profile.steps.seconds(shape) - 1) for shape, seconds in pairs]
+    return [abs(step.seconds / profile.steps.seconds(step.shape) - 1) for step in log]

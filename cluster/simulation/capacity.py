@@ -33,19 +33,23 @@ class Capacity:
 
 
 def capacity(config: ClusterConfig, profile: Profile, draw: Draw, most: float) -> Capacity:
-    """Bisect up to `most` requests/s. A rate holds when every tier keeps both its p99 targets."""
+    """Bisect up to `most` requests/s. A rate holds when every tier keeps both its p99 targets.
+
+    Where replicas share a host, it is a host's rate, divided among them.
+    """
+    num_replicas = 1 if profile.shared_host is None else profile.shared_host.replicas
     low, high = 0.0, most
     held: Outcome | None = None
     binding = "none below the highest rate tried"
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        outcome = probe(config, profile, draw, middle, 1)
+        outcome = probe(config, profile, draw, middle * num_replicas, num_replicas)
         broken = broken_targets(outcome)
         if broken:
             high, binding = middle, broken[0]
         else:
             low, held = middle, outcome
-    return Capacity(rate=low, mean_open=_mean_open(held), binding=binding)
+    return Capacity(rate=low, mean_open=_mean_open(held) / num_replicas, binding=binding)
 
 
 def probe(

@@ -78,7 +78,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, object]:
     for share in SEATS:
         seats = max(1, int(largest * share))
         option_config = with_seats(config, seats, args.itl_p99)
-        decode_s = output_tokens * profile.steps.seconds(_decodes(seats, context)) / seats
+        decode_s = output_tokens * profile.seconds_beside_all(_decodes(seats, context)) / seats
         most = 1.2 / (input_tokens / input_speed(profile) + decode_s)
         draw = _draw(args, trace, option_config, profile)
         options.append(Option(max_num_seqs=seats, capacity=capacity(option_config, profile, draw, most)))
@@ -124,17 +124,17 @@ def run_plan(args: argparse.Namespace) -> dict[str, object]:
 
 def largest_batch(profile: Profile, itl_s: float, context: float) -> int:
     """Return the most sequences that decode within the target. Raises ConfigError if not even one does."""
-    if profile.steps.seconds(_decodes(1, context)) > itl_s:
-        step_ms = profile.steps.seconds(_decodes(1, context)) * 1e3
+    if profile.seconds_beside_all(_decodes(1, context)) > itl_s:
+        step_ms = profile.seconds_beside_all(_decodes(1, context)) * 1e3
         raise ConfigError(
-            f"an ITL of {itl_s * 1e3:g} ms cannot be kept: one step of an idle replica takes {step_ms:.1f} "
+            f"an ITL of {itl_s * 1e3:g} ms cannot be kept: a step of one sequence takes {step_ms:.1f} "
             "ms; no number of replicas helps"
         )
     most = max(1, int(profile.kv_bytes / profile.kv_bytes_per_token / context))
     low, high = 1, min(most, MOST_SEATS) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if profile.steps.seconds(_decodes(middle, context)) <= itl_s:
+        if profile.seconds_beside_all(_decodes(middle, context)) <= itl_s:
             low = middle
         else:
             high = middle
@@ -143,14 +143,14 @@ def largest_batch(profile: Profile, itl_s: float, context: float) -> int:
 
 def input_speed(profile: Profile) -> float:
     """Return the prompt tokens per second of a replica that does nothing else."""
-    return LARGE_CHUNK / profile.steps.seconds(StepShape().with_prefill(LARGE_CHUNK, 0))
+    return LARGE_CHUNK / profile.seconds_beside_all(StepShape().with_prefill(LARGE_CHUNK, 0))
 
 
 def largest_chunk(profile: Profile, itl_s: float, batch: int, context: float) -> int:
     """Return the prompt tokens that fit beside a full batch of decodes into one step within the target."""
     base = _decodes(batch, context)
     chunk = 0
-    while profile.steps.seconds(base.with_prefill(chunk + 16, 0)) <= itl_s and chunk < 65_536:
+    while profile.seconds_beside_all(base.with_prefill(chunk + 16, 0)) <= itl_s and chunk < 65_536:
         chunk += 16
     return chunk
 

@@ -70,6 +70,15 @@ def _num_tokens(row: RowTime) -> int:
     return row.num_tokens
 
 
+class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Replicas that slow each other down, because they run on the same cores, caches or memory."""
+
+    replicas: int
+    """For each host; the last one may have fewer."""
+    slowdown: float
+    """A step takes `1 + slowdown * n` times as long while n other replicas of its host are in a step, too."""
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of replica: a model on a machine."""
 
@@ -84,6 +93,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     block_size: int
     cold_start_s: float
     """From the decision to start a replica until it serves."""
+    shared_host: SharedHost | None = None
+    """None = each replica has a machine, or its part of one, to itself."""
+
+    def seconds_beside_all(self, shape: StepShape) -> float:
+        """Return how long a step takes while every replica that shares its host is in one."""
+        host = self.shared_host
+        alone_s = self.steps.seconds(shape)
+        return alone_s if host is None else alone_s * (1 + host.slowdown * (host.replicas - 1))
 
     def resolve(self, config: ClusterConfig) -> ResolvedConfig:
         """Return what an engine of this profile runs with. Raises ConfigError."""
@@ -126,3 +143,8 @@ def _check(path: Path, profile: Profile) -> None:
             raise ConfigError(f"{path}: {number} is no duration")
     if times[-1] <= 0:
         raise ConfigError(f"{path}: a step must take some time")
+    host = profile.shared_host
+    if host is not None and host.replicas < 2:
+        raise ConfigError(f"{path}: shared_host.replicas: {host.replicas} is less than 2")
+    if host is not None and not (math.isfinite(host.slowdown) and host.slowdown >= 0):
+        raise ConfigError(f"{path}: shared_host.slowdown: {host.slowdown} is no number from 0 on")

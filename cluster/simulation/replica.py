@@ -12,6 +12,7 @@ from cluster.simulation.fast_forward import Stretch, advance, is_decoding, max_d
 from cluster.simulation.frame_queue import FrameQueue
 from cluster.simulation.gaps import GapClock
 from cluster.simulation.holdback import Holdback
+from cluster.simulation.host import Host
 from cluster.simulation.profile import StepTimes
 from cluster.simulation.timed_runner import TOKEN_ID
 from replicas.api import CommandBatch, ModelCard, Subscribe
@@ -42,6 +43,9 @@ class VirtualReplica:
     them: routers then hear of their tokens at the end, and of other plain tokens within the same time. A
     command ends a stretch at the end of the step
     under way, where the engine would have taken it.
+
+    On a `host` that it shares, steps are taken singly: neighbours begin and end between them. The engine
+    then learns what a step would take if they stayed as they are when it begins.
     """
 
     def __init__(
@@ -53,14 +57,17 @@ class VirtualReplica:
         *,
         gaps: GapClock | None = None,
         stretch_s: float = 0.0,
+        host: Host | None = None,
     ) -> None:
-        """`is_wanted`: some router has a request waiting, so that an idle seat is a loss."""
+        """`is_wanted`: some router has a request waiting, so that an idle seat is a loss. `host`: with a
+        seat taken on it, which is given back at the end."""
         self._config = config
         self._steps = steps
         self._epoch = epoch
         self._is_wanted = is_wanted
         self._gaps = gaps
-        self._stretch_s = stretch_s
+        self._stretch_s = stretch_s if host is None else 0.0
+        self._host = host
         self._holdback = Holdback(stretch_s)
         self._step_s = 0.0
         """Of the step just computed, which the loop's clock has yet to pass."""
@@ -118,6 +125,8 @@ class VirtualReplica:
 
     def execute(self, step: Step) -> StepResult:
         self._step_s = self._steps.seconds(step.shape)
+        if self._host is not None:
+            self._step_s *= self._host.factor()
         self.busy_s += self._step_s
         self._count_seats(self.engine.scheduler.num_running, self._step_s)
         self._last = [entry.sequence for entry in step.sequences]
@@ -129,6 +138,8 @@ class VirtualReplica:
             await self._turn()
         for stream in self._streams.values():
             stream.put(None)
+        if self._host is not None:
+            self._host.num_free += 1
 
     def die(self) -> None:
         """End at the end of the step under way, with whatever is open."""
@@ -166,11 +177,20 @@ class VirtualReplica:
 
     async def _step(self) -> Outputs:
         outputs = self.engine.step()
-        await asyncio.sleep(self._step_s)
+        if self._host is None:
+            await asyncio.sleep(self._step_s)
+        else:
+            await self._share(self._host)
         self._step_s = 0.0
         if self._gaps is not None:
             self._gaps.step(outputs, self._now())
         return outputs
+
+    async def _share(self, host: Host) -> None:
+        """Pass the step just computed beside those of the neighbours."""
+        started_at = self._now()
+        await host.work(self._step_s / host.factor())
+        self.busy_s += self._now() - started_at - self._step_s
 
     def _stretch(self) -> Stretch | None:
         """The decode steps that may be taken together now, if there are any."""

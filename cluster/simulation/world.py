@@ -10,6 +10,7 @@ from typing import Final
 from cluster.config import ClusterConfig
 from cluster.simulation.clients import Clients, Habits
 from cluster.simulation.fleet import Fleet, Pace
+from cluster.simulation.host import Hosts
 from cluster.simulation.measures import Measures
 from cluster.simulation.profile import Profile
 from cluster.simulation.replica import VirtualReplica
@@ -93,10 +94,17 @@ class World:
         draw = random.Random(f"{scenario.seed}/world")
         routers: list[ReplicaBackend] = []
         clients = Clients(routers, measures, scenario.habits, draw)
+        shared = profile.shared_host
+        hosts = None if shared is None else Hosts(shared.replicas, shared.slowdown)
 
         def make(epoch: int) -> VirtualReplica:
             return VirtualReplica(
-                resolved, profile.steps, epoch, gaps=clients.gaps, stretch_s=scenario.stretch_s
+                resolved,
+                profile.steps,
+                epoch,
+                gaps=clients.gaps,
+                stretch_s=scenario.stretch_s,
+                host=None if hosts is None else hosts.take_seat(),
             )
 
         fleet = Fleet(make, scenario.pace)

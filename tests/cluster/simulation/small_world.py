@@ -3,10 +3,12 @@
 import random
 from collections.abc import Iterator
 
+import msgspec
+
 from cluster.config import ClusterConfig
 from cluster.simulation.clients import Habits
 from cluster.simulation.fleet import Pace
-from cluster.simulation.profile import Profile, StepTimes
+from cluster.simulation.profile import Profile, SharedHost, StepTimes
 from cluster.simulation.traffic import Arrival, Mix, drawn
 from cluster.simulation.world import Outcome, Scenario, simulate
 from load.trace import Trace, TraceRow
@@ -49,10 +51,11 @@ def scenario(
     kills_at_s: tuple[float, ...] = (),
     habits: Habits | None = None,
     stretch_s: float = 1.0,
+    shared_host: SharedHost | None = None,
 ) -> Scenario:
     return Scenario(
         config=CONFIG,
-        profile=PROFILE,
+        profile=msgspec.structs.replace(PROFILE, shared_host=shared_host),
         num_replicas=num_replicas,
         pace=Pace(cold_start_s=PROFILE.cold_start_s),
         habits=habits or Habits(),

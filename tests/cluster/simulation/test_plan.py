@@ -1,8 +1,10 @@
 import argparse
 
+import msgspec
 import pytest
 
 from cluster.simulation.plan import _seconds, largest_batch, largest_chunk
+from cluster.simulation.profile import SharedHost
 from replicas.errors import ConfigError
 from replicas.step_time import StepShape
 from tests.cluster.simulation.small_world import PROFILE
@@ -19,12 +21,17 @@ def test_the_largest_batch_is_the_last_one_within_the_target() -> None:
     )
 
 
+def test_steps_are_planned_as_beside_all_neighbours() -> None:
+    shared = msgspec.structs.replace(PROFILE, shared_host=SharedHost(replicas=2, slowdown=1.0))
+    assert largest_batch(shared, 0.03, context=100) == largest_batch(PROFILE, 0.015, context=100)
+
+
 def test_the_kv_pool_limits_the_batch_too() -> None:
     assert largest_batch(PROFILE, 10.0, context=1024) == PROFILE.kv_bytes // 1024
 
 
 def test_a_target_below_one_step_is_refused_with_the_number() -> None:
-    with pytest.raises(ConfigError, match=r"one step of an idle replica takes 10\.3 ms"):
+    with pytest.raises(ConfigError, match=r"a step of one sequence takes 10\.3 ms"):
         largest_batch(PROFILE, 0.005, context=100)
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from cluster.config import ClusterConfig
-from cluster.simulation.profile import RowTime, StepTimes, load_profile
+from cluster.simulation.profile import RowTime, SharedHost, StepTimes, load_profile
 from replicas.errors import ConfigError
 from replicas.step_time import StepShape
 from tests.cluster.simulation.small_world import PROFILE
@@ -38,6 +38,9 @@ def test_bundled_profiles_resolve_the_default_configuration(name: str) -> None:
         {"steps": msgspec.structs.replace(PROFILE.steps, rows=(RowTime(0, 2.0), RowTime(1, 1.0)))},
         {"steps": msgspec.structs.replace(PROFILE.steps, read_token_s=-1.0)},
         {"cold_start_s": -1.0},
+        {"shared_host": SharedHost(replicas=1, slowdown=0.9)},
+        {"shared_host": SharedHost(replicas=2, slowdown=-0.1)},
+        {"shared_host": SharedHost(replicas=2, slowdown=float("inf"))},
     ],
 )
 def test_impossible_profiles_are_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
@@ -45,6 +48,13 @@ def test_impossible_profiles_are_refused(tmp_path: Path, wrong: dict[str, object
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(PROFILE, **wrong)))
     with pytest.raises(ConfigError, match=r"p\.json"):
         load_profile(str(path))
+
+
+def test_a_shared_host_is_read_as_it_was_written(tmp_path: Path) -> None:
+    shared = msgspec.structs.replace(PROFILE, shared_host=SharedHost(replicas=2, slowdown=0.9))
+    path = tmp_path / "p.json"
+    path.write_bytes(msgspec.json.encode(shared))
+    assert load_profile(str(path)) == shared
 
 
 def test_an_unknown_profile_names_the_known_ones() -> None:

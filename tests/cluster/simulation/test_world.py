@@ -1,6 +1,7 @@
 import pytest
 
 from cluster.simulation.clients import Habits
+from cluster.simulation.profile import SharedHost
 from cluster.simulation.world import Outcome, simulate
 from tests.cluster.simulation.small_world import run_small, scenario, traffic
 
@@ -60,6 +61,34 @@ def test_clients_that_hang_up_give_their_seats_back() -> None:
     num_requests, failed, _, cancelled = totals(outcome)
     assert 0.1 * num_requests < cancelled <= 0.6 * num_requests
     assert failed == 0
+
+
+def run_shared(slowdown: float, num_replicas: int = 2, rate: float = 4.0) -> Outcome:
+    shared = SharedHost(replicas=2, slowdown=slowdown)
+    return simulate(scenario(num_replicas, shared_host=shared), traffic(rate, 10.0), 1000)
+
+
+def mean_gap_s(outcome: Outcome) -> float:
+    tiers = outcome.measures.tiers.values()
+    return sum(tier.itl.total for tier in tiers) / sum(tier.itl.count for tier in tiers)
+
+
+def test_neighbours_on_a_host_slow_each_other() -> None:
+    alone, shared = run_shared(0.0), run_shared(1.0)
+    assert 1.2 * mean_gap_s(alone) < mean_gap_s(shared) < 2.5 * mean_gap_s(alone)
+    assert 1.2 * alone.busy_s < shared.busy_s < shared.replica_s
+
+
+def test_a_shared_host_slows_nobody_who_is_alone_there() -> None:
+    alone = simulate(scenario(1, stretch_s=0.0), traffic(3.0, 10.0), 1000)
+    shared = run_shared(1.0, 1, 3.0)
+    assert (mean_gap_s(shared), shared.busy_s) == pytest.approx((mean_gap_s(alone), alone.busy_s))
+
+
+def test_a_shared_host_gives_the_same_figures_for_the_same_seed() -> None:
+    first, second = run_shared(0.8), run_shared(0.8)
+    assert (first.num_events, first.busy_s) == (second.num_events, second.busy_s)
+    assert mean_gap_s(first) == mean_gap_s(second)
 
 
 def test_replicas_are_paid_for_while_they_live() -> None:
