@@ -29,6 +29,7 @@ from cluster.metrics.exporter import export_in_background
 from cluster.metrics.router import RouterFigures
 from cluster.parts import Gate, OpenPump, open_access_log, open_app
 from cluster.serve_scaling import ServeScaling
+from cluster.serve_victim import ServeVictim
 from replicas.api import FrameBatch
 from replicas.config import EngineConfig
 from replicas.progress import PhaseTimer
@@ -51,6 +52,8 @@ _serve_log: Final = logging.getLogger("ray.serve")
 if TYPE_CHECKING:
     from cluster.tracing import OtelTracing
 
+REPLICA: Final = "Replica"
+"""Name of the deployment of engines."""
 UNBOUNDED_REQUESTS = 1_000_000
 """Serve's own queue is first in, first out: no request may ever wait there. Our admission refuses."""
 
@@ -286,6 +289,7 @@ class Router:
         trace_to: str | None,
     ) -> None:
         transport = ServeTransport(replicas)
+        self._victim = ServeVictim(serve.get_replica_context().app_name, REPLICA)
         settled = itl_targets.settled(tiers, config)
         measures = RouterMeasures(settled)
         self._backend = ReplicaBackend(
@@ -296,7 +300,7 @@ class Router:
             tiers=tiers,
             measures=measures,
             wake=transport.wake if from_zero else None,
-            next_to_go=lambda: replica_set().next_to_go,
+            next_to_go=lambda: self._victim.names,
         )
         keyed = None if access.keys_file is None else KeyedCallers(tiers, read_pepper(access), time.time)
         quota = QuotaClient(
@@ -332,6 +336,7 @@ class Router:
         )
         self._app = await asyncio.to_thread(open_app, figures, config, gate, ui)
         self._backend.start()
+        self._victim.start()
         self._exchange = asyncio.get_running_loop().create_task(quota.run(), context=Context())
         self._export = export_in_background(figures.samples, _common_labels())
 
@@ -354,7 +359,7 @@ class LedgerWithMetrics(LedgerShell):
 
 # Not decorators: the classes stay importable by their names, so that Ray pickles them by reference.
 replica_deployment: Any = serve.deployment(
-    name="Replica",
+    name=REPLICA,
     max_ongoing_requests=UNBOUNDED_REQUESTS,
     health_check_period_s=2.0,
     health_check_timeout_s=10.0,

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from random import Random
 from typing import Final
 
@@ -52,12 +52,12 @@ class ReplicaBackend:
         tiers: Iterable[Tier] = DEFAULT_TIERS,
         resume_wait_s: float = RESUME_WAIT_S,
         wake: Wake | None = None,
-        next_to_go: Callable[[], str | None] = lambda: None,
+        next_to_go: Callable[[], Collection[str]] = frozenset,
         measures: RouterMeasures | None = None,
     ) -> None:
         """`first_epoch` must be above all epochs of earlier processes with the same `router_id`. With
         `wake` requests wait where there is no replica, and one is asked for; else they are refused.
-        `next_to_go` names the replica to which little should be given, others being there."""
+        `next_to_go` names replicas to which little should be given, others being there."""
         self._draw = draw
         self._resume_wait_s = resume_wait_s
         self._request_ids = itertools.count(1)

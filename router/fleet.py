@@ -39,12 +39,12 @@ class Fleet:
         counters: Callable[[], bytes],
         is_waiting: Callable[[], bool],
         wake: Wake | None,
-        next_to_go: Callable[[], str | None],
+        next_to_go: Callable[[], Collection[str]],
     ) -> None:
         """Most are those of Connection. `leave` moves streams away from a replica that drains for long;
         False when none is left. `counters` is asked for what a few of the replicas are to be told.
         While `is_waiting` and no replica is there, `wake` asks for one; without it nobody is asked.
-        `next_to_go` names the replica to which little should be given."""
+        `next_to_go` names the replicas to which little should be given."""
         self._transport = transport
         self._router_id = router_id
         self._epochs = itertools.count(first_epoch)
@@ -112,7 +112,7 @@ class Fleet:
     def describe(self, connections: Iterable[Connection], hashes: Sequence[int]) -> list[Candidate]:
         """Describe replicas to routing, for a prompt of these prefix hashes. They need open epochs."""
         next_to_go = self._next_to_go()
-        return [c.as_candidate(hashes, c.replica == next_to_go) for c in connections]
+        return [c.as_candidate(hashes, c.replica in next_to_go) for c in connections]
 
     def check_wake(self) -> None:
         """Ask for a replica, or cease, if that has changed: call when requests begin to wait."""

@@ -16,14 +16,13 @@ class PinnedRouter(RequestRouter):  # type: ignore[misc]  # ray ships no types
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take Serve's new list, keep drained replicas that are held, tell the process. On each change."""
-        from router.replica_set import next_to_go, replica_set
+        from router.replica_set import replica_set
 
         shared = replica_set()
         listed = {replica.replica_id.unique_id: replica for replica in replicas}
         before = {replica.replica_id.unique_id: replica for replica in self.curr_replicas.values()}
         drained = [before[name] for name in shared.held if name in before and name not in listed]
         super().update_replicas([*replicas, *drained])
-        shared.next_to_go = next_to_go({name: replica.node_id for name, replica in listed.items()})
         shared.when_released(lambda: self.update_replicas(replicas))
         shared.publish(frozenset(listed))
 

@@ -3,22 +3,8 @@
 import asyncio
 import functools
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
-
-
-def next_to_go(nodes: Mapping[str, str]) -> str | None:
-    """Predict which replica Serve would stop; None when there is no choice to be made.
-
-    `nodes` are those of all replicas, the oldest first. Serve takes the newest one on the node with the
-    fewest replicas, off the head node first, which is not known here (ray.serve, deployment_scheduler.py).
-    """
-    if len(nodes) < 2:
-        return None
-    num_on = Counter(nodes.values())
-    fewest = min(num_on.values())
-    return [name for name, node in nodes.items() if num_on[node] == fewest][-1]
 
 
 class ReplicaSet:
@@ -31,8 +17,6 @@ class ReplicaSet:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: frozenset[str] = frozenset()
-        self.next_to_go: str | None = None
-        """Who would be stopped if one had to be, as far as that can be told."""
         self._holds: dict[str, int] = {}
         self._released: Callable[[], None] | None = None
         self._watchers: list[tuple[asyncio.AbstractEventLoop, Callable[[frozenset[str]], None]]] = []

@@ -12,7 +12,7 @@ MARGIN: Final = 4.0
 bound that is only relative would act on chance at low load."""
 TIE: Final = 1e-9
 STEER: Final = 2.0
-"""Requests that the next replica to go counts as busier: at low load, when one may go, little is on it."""
+"""Requests that a replica which goes next counts as busier: at low load, when one may go, little is on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Candidate:
     matched: float = 0.0
     """Share of the prompt that is probably in its prefix cache, 0 to 1."""
     is_next_to_go: bool = False
-    """It would be stopped if one had to be."""
+    """It would be stopped if one had to be, or its node drains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

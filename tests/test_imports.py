@@ -24,6 +24,7 @@ ONLY_IN = {
         "cluster/metrics/exporter.py",
         "cluster/serve_policy.py",
         "cluster/serve_scaling.py",
+        "cluster/serve_victim.py",
         "cluster/cli.py",
         "cluster/deploy/cluster_file.py",
         "cluster/deploy/serve_file.py",

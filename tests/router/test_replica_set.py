@@ -1,7 +1,7 @@
 import asyncio
 import threading
 
-from router.replica_set import ReplicaSet, next_to_go, replica_set
+from router.replica_set import ReplicaSet, replica_set
 
 
 async def test_a_watcher_gets_the_present_set_and_every_later_one() -> None:
@@ -77,11 +77,3 @@ def test_only_the_last_release_of_a_drained_replica_is_told() -> None:
     assert told == []
     replicas.release("b")
     assert told == ["released"]
-
-
-def test_the_next_to_go_is_the_newest_on_the_node_with_the_fewest() -> None:
-    assert next_to_go({}) is None
-    assert next_to_go({"a": "x"}) is None
-    assert next_to_go({"a": "x", "b": "x", "c": "x"}) == "c"
-    assert next_to_go({"a": "x", "b": "y", "c": "x"}) == "b"
-    assert next_to_go({"a": "x", "b": "y", "c": "z"}) == "c"
