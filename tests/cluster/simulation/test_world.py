@@ -1,8 +1,13 @@
+import asyncio
+import gc
+from dataclasses import replace
+
 import pytest
 
 from cluster.simulation.clients import Habits
 from cluster.simulation.profile import SharedHost
-from cluster.simulation.world import Outcome, simulate
+from cluster.simulation.virtual_time import run as run_in_virtual_time
+from cluster.simulation.world import CONNECT_S, Outcome, World, simulate
 from tests.cluster.simulation.small_world import run_small, scenario, traffic
 
 
@@ -95,3 +100,26 @@ def test_replicas_are_paid_for_while_they_live() -> None:
     outcome = run_small(seconds=20.0)
     assert outcome.replica_s == 2 * (outcome.virtual_s + outcome.started_s)
     assert 0 < outcome.busy_s < outcome.replica_s
+
+
+def num_objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def test_memory_grows_with_live_requests_not_with_their_number() -> None:
+    counts: list[int] = []
+
+    async def serve() -> Outcome:
+        loop = asyncio.get_running_loop()
+        bursts = [0.0, 80.0, 160.0]
+        for start_s in bursts:  # counted when nothing is open; the first one fills the prefix caches
+            loop.call_at(CONNECT_S + start_s + 79.0, lambda: counts.append(num_objects()))
+        arrivals = [replace(a, at_s=a.at_s + start_s) for start_s in bursts for a in traffic(3.0, 60.0)]
+        last = replace(arrivals[0], at_s=240.0)
+        return await World.build(scenario()).serve(iter([*arrivals, last]))
+
+    num_requests, *_ = totals(run_in_virtual_time(serve(), 2000))
+    before, after = counts[1:]
+    # The step-time models still gather samples, up to a bound: fewer lists than requests.
+    assert after - before < num_requests / 3
