@@ -86,6 +86,14 @@ def multiply(product: Any, task: Any, sums: Any) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _end_of_block(begin: Any, last_row: Any) -> Any:
+    """Cut off the next block of rows so that it and those that follow are about equally large."""
+    count = last_row - begin
+    num_blocks = (count + ROWS - 1) // ROWS
+    return begin + count // num_blocks
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _multiply_int8(product: Any, tile: Any, first_row: Any, last_row: Any, sums: Any) -> None:
     rows, inputs, outputs = product[NUM_ROWS], product[NUM_INPUTS], product[NUM_OUTPUTS]
     first = tile * TILE
@@ -98,11 +106,9 @@ def _multiply_int8(product: Any, tile: Any, first_row: Any, last_row: Any, sums:
     bias = carray(at(product[BIAS]), (outputs,), np.float32)[first : first + width]
     weight = product[WEIGHT] + first * inputs
     address, steps = sums.ctypes.data, inputs // GROUP
-    count = last_row - first_row
-    num_blocks = (count + ROWS - 1) // ROWS
-    for block in range(num_blocks):
-        begin = first_row + count * block // num_blocks
-        end = first_row + count * (block + 1) // num_blocks
+    begin = first_row
+    while begin < last_row:
+        end = _end_of_block(begin, last_row)
         x, size = product[X] + begin * inputs, end - begin
         if size == 1:
             blocks.int8_1(address, x, weight, inputs, steps)
@@ -123,6 +129,7 @@ def _multiply_int8(product: Any, tile: Any, first_row: Any, last_row: Any, sums:
             for i in range(width):
                 whole = np.int32(row_sums[i] - zero * column_sums[i])
                 result[i] = np.float32(whole) * scale * column_scales[i] + bias[i]
+        begin = end
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -134,11 +141,9 @@ def _multiply_fp32(product: Any, tile: Any, first_row: Any, last_row: Any, sums:
     bias = carray(at(product[BIAS]), (outputs,), np.float32)[first : first + width]
     weight = product[WEIGHT] + 4 * first * inputs
     address, stride = sums.ctypes.data, 4 * inputs
-    count = last_row - first_row
-    num_blocks = (count + ROWS - 1) // ROWS
-    for block in range(num_blocks):
-        begin = first_row + count * block // num_blocks
-        end = first_row + count * (block + 1) // num_blocks
+    begin = first_row
+    while begin < last_row:
+        end = _end_of_block(begin, last_row)
         x, size = product[X] + begin * stride, end - begin
         if size == 1:
             blocks.fp32_1(address, x, weight, stride, inputs)
@@ -157,3 +162,4 @@ def _multiply_fp32(product: Any, tile: Any, first_row: Any, last_row: Any, sums:
             result = out[row * outputs + first : row * outputs + first + width]
             for i in range(width):
                 result[i] = row_sums[i] + bias[i]
+        begin = end

@@ -73,21 +73,23 @@ def draw(
     uniform: Any,  # float64 in (0, 1)
 ) -> Any:
     """Draw by the inverse of the cumulated probabilities in the order of token ids."""
-    whole = len(row) // _LANES * _LANES
-    total = 0.0
-    for start in range(0, len(row), _LANES):
-        if start == whole or lanes.largest(lanes.load(row, start)) >= threshold:
-            for i in range(start, min(start + _LANES, len(row))):
-                if row[i] >= threshold:
-                    total += np.float64(row[i])
+    total, _ = _add_up(row, threshold, np.inf)
     # Below the total even after rounding, or the search would run past the last token that is left.
-    wanted = min(uniform * total, np.nextafter(total, 0.0))
+    _, token = _add_up(row, threshold, min(uniform * total, np.nextafter(total, 0.0)))
+    return token
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _add_up(row: Any, threshold: Any, limit: Any) -> Any:
+    """Return the probability of the tokens that may be drawn, up to the first with which it exceeds `limit`,
+    and that token; the last one if none does."""
+    whole = len(row) // _LANES * _LANES
     mass = 0.0
     for start in range(0, len(row), _LANES):
         if start == whole or lanes.largest(lanes.load(row, start)) >= threshold:
             for i in range(start, min(start + _LANES, len(row))):
                 if row[i] >= threshold:
                     mass += np.float64(row[i])
-                    if mass > wanted:
-                        return i
-    return len(row) - 1
+                    if mass > limit:
+                        return mass, i
+    return mass, len(row) - 1
