@@ -64,7 +64,9 @@ def application(
         graceful_shutdown_timeout_s=config.drain_s,
     ).bind(engine, config.tiers, open_pump, _text(progress_folder), trace_to)
     routers = router_deployment.options(
-        num_replicas=config.router.replicas, graceful_shutdown_timeout_s=float(config.http.max_stream_s)
+        num_replicas=config.router.replicas,
+        ray_actor_options={"num_cpus": 0, "label_selector": config.router.labels},
+        graceful_shutdown_timeout_s=float(config.http.max_stream_s),
     )
     ledger = ledger_deployment.bind(config.access, config.tiers)
     from_zero = config.autoscaling is not None and config.autoscaling.min_replicas == 0

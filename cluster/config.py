@@ -37,6 +37,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The routers. Production takes two or more: one that dies ends its own connections."""
 
     replicas: Positive = 1
+    labels: dict[str, str] = {}
+    """Ray's labels that a host must have for a router to be on it; none = any host will do."""
 
 
 class MetricsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

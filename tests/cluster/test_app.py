@@ -30,6 +30,11 @@ def test_serve_accepts_the_builder_and_its_arguments() -> None:
     assert replica._deployment_config.graceful_shutdown_timeout_s == 7
 
 
+def test_routers_go_where_the_labels_say() -> None:
+    router, _ = deployments({"router": {"labels": {"stays": "yes"}}})
+    assert router.ray_actor_options == {"num_cpus": 0, "label_selector": {"stays": "yes"}}
+
+
 def test_no_request_waits_in_serves_own_queue() -> None:
     for deployment in deployments({}):
         assert deployment.max_ongoing_requests >= 100_000
