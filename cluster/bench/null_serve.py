@@ -25,6 +25,8 @@ STEP_S = 0.002
 VOCAB_SIZE = 49152
 """The bundled model's; its tokenizer speaks for the runner."""
 EOS_TOKEN_ID = 2
+MAX_MODEL_LEN = 32_768
+"""Long enough for streams that last while hosts come and go."""
 MAX_POOL_TOKENS = 524_288
 """At one byte per token, `kv_cache_memory` is the pool in tokens; this many by default."""
 
@@ -32,7 +34,7 @@ MAX_POOL_TOKENS = 524_288
 def open_null_pump(config: EngineConfig, progress: Progress) -> OpenedPump:
     """Return an engine around a NullRunner, sized by `config`."""
     progress("loading nothing", 0.5)
-    shape = ModelShape(max_position_embeddings=8192, kv_bytes_per_token=1, preferred_block_size=16)
+    shape = ModelShape(max_position_embeddings=MAX_MODEL_LEN, kv_bytes_per_token=1, preferred_block_size=16)
     resolved = resolve(config, shape, config.kv_cache_memory or MAX_POOL_TOKENS)
     runner = NullRunner(STEP_S, VOCAB_SIZE)
     engine = Engine(resolved, runner, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS_TOKEN_ID}))

@@ -22,6 +22,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that belongs to the cluster now."""
 
     address: str
+    node_id: str
+    """Ray's name for it."""
     num_cpus: int
     num_gpus: int
 
@@ -189,6 +191,7 @@ class Head:
         return tuple(
             Host(
                 address=node["NodeManagerAddress"],
+                node_id=node["NodeID"],
                 num_cpus=int(node["Resources"].get("CPU", 0)),
                 num_gpus=int(node["Resources"].get("GPU", 0)),
             )

@@ -33,7 +33,7 @@ class Clock:
 
 
 def hosts(head: Any, *addresses: str) -> tuple[Any, ...]:
-    return tuple(head.Host(address=address, num_cpus=2, num_gpus=0) for address in addresses)
+    return tuple(head.Host(address=address, node_id="", num_cpus=2, num_gpus=0) for address in addresses)
 
 
 def serving(head: Any, status: str, *states: str, message: str = "") -> Any:
