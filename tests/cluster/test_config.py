@@ -42,10 +42,10 @@ def test_tier_numbers_may_be_strings_as_json_has_them() -> None:
     [
         ({"replica": 2}, "replica: unknown key; did you mean replicas?"),
         ({"engine": {"max_num_seq": 2}}, "engine.max_num_seq: unknown key; did you mean max_num_seqs?"),
-        ({"router": {"zzz": 1}}, "router.zzz: unknown key; known here: replicas"),
+        ({"router": {"zzz": 1}}, "router.zzz: unknown key; known here: replicas, labels"),
         (
             {"router": {3: 1}},
-            "router.3: unknown key; known here: replicas",
+            "router.3: unknown key; known here: replicas, labels",
         ),
         ({"http": {"port": 70000}}, "http.port: Expected `int` <= 65535"),
         ({"replicas": 0}, "replicas: Expected `int` >= 1"),
