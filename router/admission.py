@@ -54,17 +54,23 @@ class Reject:
 
 
 class DrainRate:
-    """How many outputs end per second, over an exponential window."""
+    """How many outputs end per second, and how long they took, over an exponential window."""
 
     def __init__(self) -> None:
         self._events = 0.0
+        self._seconds = 0.0
+        self._saturated = 0.0  # events while others waited
         self._since: float | None = None
         self._updated_at = 0.0
 
-    def note(self, now: float, count: int = 1) -> None:
+    def note(self, now: float, seconds: float, *, is_saturated: bool) -> None:
+        """An output ended that had been on its replica for so long; `is_saturated`: others waited then."""
         if self._since is None:
             self._since = self._updated_at = now
-        self._events = self._decayed(now) + count
+        left = self._left(now)
+        self._events = self._events * left + 1
+        self._seconds = self._seconds * left + seconds
+        self._saturated = self._saturated * left + is_saturated
         self._updated_at = now
 
     def per_s(self, now: float) -> float | None:
@@ -72,10 +78,22 @@ class DrainRate:
         if self._since is None or now - self._since < 1.0:
             return None
         seen = 1.0 - math.exp(-(now - self._since) / RATE_WINDOW_S)
-        return self._decayed(now) / (RATE_WINDOW_S * seen)
+        return self._events * self._left(now) / (RATE_WINDOW_S * seen)
 
-    def _decayed(self, now: float) -> float:
-        return self._events * math.exp(-(now - self._updated_at) / RATE_WINDOW_S)
+    def possible_per_s(self, num_open: int, now: float) -> float | None:
+        """How many can end while `num_open` are on replicas and others wait.
+
+        What ends while nobody waits is what was asked for, not what is possible: there the outputs that are
+        open now, over how long they stay, say more (Little's law).
+        """
+        rate = self.per_s(now)
+        if rate is None or not self._seconds:
+            return rate
+        saturated = self._saturated / self._events
+        return saturated * rate + (1 - saturated) * max(rate, num_open * self._events / self._seconds)
+
+    def _left(self, now: float) -> float:
+        return math.exp(-(now - self._updated_at) / RATE_WINDOW_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +106,10 @@ class Ahead:
     """Of those, the ones of better tiers."""
     num_sent: float
     """Outputs of its tier and better ones that wait on replicas: this router's share of them."""
+    num_sent_better: float
+    """Of those, the ones of better tiers."""
+    num_open: int
+    """Outputs of this router on replicas, all tiers."""
     num_requests: int
     """Requests of exactly its tier that wait in this router."""
     queued_tokens: int
@@ -112,10 +134,10 @@ class Admission:
         self.num_rejected: Counter[int] = Counter()
         """By tier: work that was refused is demand too."""
 
-    def note_end(self, tier: int, now: float) -> None:
-        """An output ended: a seat is free."""
-        self._drain_rate.note(now)
-        self._drain_rates.setdefault(tier, DrainRate()).note(now)
+    def note_end(self, tier: int, seconds: float, now: float, *, is_saturated: bool) -> None:
+        """An output ended that had been on its replica for so long, while others waited or not."""
+        for rate in (self._drain_rate, self._drain_rates.setdefault(tier, DrainRate())):
+            rate.note(now, seconds, is_saturated=is_saturated)
 
     def decide(self, tier: int, ahead: Ahead, loads: Iterable[ReplicaLoad], now: float) -> Admit | Reject:
         """Decide on a request that has just arrived. O(replicas)."""
@@ -165,13 +187,14 @@ class Admission:
 
         Better tiers that come later go first, too: what they take of the seats now is not counted on.
         """
-        rate = self._drain_rate.per_s(now)
+        rate = self._drain_rate.possible_per_s(ahead.num_open, now)
         if rate is None:
             return None
         better = sum(r.per_s(now) or 0.0 for level, r in self._drain_rates.items() if level < tier)
         left = max(rate - better, MIN_SHARE * rate, 1e-3)
-        num_own = ahead.num_outputs - ahead.num_better + ahead.num_sent + 1
-        seats_s = num_own / left + ahead.num_better / max(rate, 1e-3)
+        num_better = ahead.num_better + ahead.num_sent_better
+        num_own = ahead.num_outputs + ahead.num_sent - num_better + 1
+        seats_s = num_own / left + num_better / max(rate, 1e-3)
         return seats_s + min((_step_s(load) / 2 for load in loads), default=0.0)
 
     def _reject(self, tier: int, reason: str, message: str, wait_s: float | None, limit_s: float) -> Reject:

@@ -208,6 +208,8 @@ class ReplicaBackend:
             num_outputs=num_outputs,
             num_better=num_better,
             num_sent=sum(connection.num_own_waiting(tier) for connection in others),
+            num_sent_better=sum(connection.num_own_waiting(tier - 1) for connection in others),
+            num_open=sum(c.streams.num_outputs for c in others if c.streams is not None),
             num_requests=self._dispatcher.num_waiting(tier),
             queued_tokens=self._dispatcher.queued_tokens,
             has_room=any(room is not None and room.num_outputs > 0 for room in rooms),
@@ -361,7 +363,10 @@ class ReplicaBackend:
         self._charges.generated(generation, len(delta.token_ids))
         generation.push(delta)
         if delta.finish_reason is not None:
-            self._admission.note_end(generation.request.tier, self._now())
+            now = self._now()
+            seconds = now - (generation.times.sent_at or now)
+            is_saturated = len(self._dispatcher) > 0
+            self._admission.note_end(generation.request.tier, seconds, now, is_saturated=is_saturated)
         if generation.has_ended:
             self._generations.pop(delta.request_id, None)
 

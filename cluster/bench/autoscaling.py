@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -189,6 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", default="h200-8b")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="processes, a stretch each (default 1)")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
@@ -203,7 +205,14 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     setting = Setting(
         profile=profile, trace=trace, cv=cv, capacity=one, max_replicas=4 * math.ceil(max(rates) / one.rate)
     )
-    judgements = compare(setting, stretches, args.policies, args.cold_start, args.utilisation)
+    most = max(max(counts(setting.work(stretch), UTILISATIONS[0])) for stretch in stretches)
+    comparison = Comparison(
+        setting=setting,
+        cases=cases(args.policies, args.cold_start),
+        utilisation=args.utilisation,
+        most=most,
+    )
+    judgements = compare(comparison, stretches, args.jobs)
     return {
         "policies": scores(judgements),
         "rate_per_replica": one.rate,
@@ -220,28 +229,38 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def compare(
-    setting: Setting,
-    stretches: Sequence[Stretch],
-    names: Sequence[str],
-    cold_starts_s: Sequence[float],
-    utilisation: float,
-) -> dict[str, list[Judgement]]:
-    """Serve every stretch with every policy at the first cold start, and with headway at the others, too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What is served on every stretch."""
 
-    Stretch by stretch, far ones first, and with the figures so far each time: it may be stopped at any one.
-    """
+    setting: Setting
+    cases: Sequence[tuple[str, float]]
+    utilisation: float
+    """That headway plans for."""
+    most: int
+    """What static peak keeps."""
+
+    def judge(self, stretch: Stretch) -> dict[str, Judgement]:
+        """Serve one stretch with the oracle and in every case; by name."""
+        plan, best = oracle(self.setting, stretch)
+        judged = {"oracle": best}
+        for name, cold_start_s in self.cases:
+            found = policies(self.setting, self.most, self.utilisation, cold_start_s)
+            scaler = found[name.partition("@")[0]]()
+            first = self.most if name == "static_peak" else plan[0]
+            outcome = self.setting.serve(stretch, scaler, first, cold_start_s)
+            judged[name] = Judgement.of(outcome, WARM_UP_S)
+        return judged
+
+
+def compare(comparison: Comparison, stretches: Sequence[Stretch], jobs: int) -> dict[str, list[Judgement]]:
+    """Judge all stretches, far ones first, and say the figures so far: it may be stopped at any time."""
     judgements: dict[str, list[Judgement]] = {}
-    most = max(max(counts(setting.work(stretch), UTILISATIONS[0])) for stretch in stretches)
-    for stretch in spread(stretches):
-        plan, best = oracle(setting, stretch)
-        judgements.setdefault("oracle", []).append(best)
-        for name, cold_start_s in cases(names, cold_starts_s):
-            scaler = policies(setting, most, utilisation, cold_start_s)[name.partition("@")[0]]()
-            first = most if name == "static_peak" else plan[0]
-            outcome = setting.serve(stretch, scaler, first, cold_start_s)
-            judgements.setdefault(name, []).append(Judgement.of(outcome, WARM_UP_S))
-        progress(json.dumps(scores(judgements)))
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        for judged in pool.map(comparison.judge, spread(stretches)):
+            for name, judgement in judged.items():
+                judgements.setdefault(name, []).append(judgement)
+            progress(json.dumps(scores(judgements)))
     return judgements
 
 

@@ -260,13 +260,15 @@ def dispatch_us(num_queued: int, num_tenants: int, num_requests: int, seed: int)
             num_outputs=num_better + dispatcher.num_before(newcomer.tier, newcomer.tenant),
             num_better=num_better,
             num_sent=0.0,
+            num_sent_better=0.0,
+            num_open=0,
             num_requests=dispatcher.num_waiting(newcomer.tier),
             queued_tokens=dispatcher.queued_tokens,
             has_room=False,
             has_seat=False,
             num_prompt_tokens=newcomer.num_tokens,
         )
-        admission.note_end(newcomer.tier, number / 100)
+        admission.note_end(newcomer.tier, 1.0, number / 100, is_saturated=True)
         admission.decide(newcomer.tier, ahead, loads, number / 100)
         hashes = prefix_hashes(prompt, "")
         dispatcher.add(newcomer)

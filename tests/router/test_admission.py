@@ -29,11 +29,16 @@ def make_ahead(
     room: bool = False,
     num_better: int = 0,
     seat: bool = False,
+    sent: float = 0.0,
+    sent_better: float = 0.0,
+    num_open: int = 0,
 ) -> Ahead:
     return Ahead(
         num_outputs=num_outputs,
         num_better=num_better,
-        num_sent=0.0,
+        num_sent=sent,
+        num_sent_better=sent_better,
+        num_open=num_open,
         num_requests=num_requests,
         queued_tokens=tokens,
         has_room=room,
@@ -47,14 +52,14 @@ def make_admission(per_s: float | None = 10.0, tier: int = 0) -> Admission:
     admission = Admission(TIERS, Random(0))
     if per_s is not None:
         for tick in range(int(100 * per_s)):
-            admission.note_end(tier, tick / per_s)
+            admission.note_end(tier, 1.0, tick / per_s, is_saturated=True)
     return admission
 
 
 def test_the_drain_rate_is_what_ended_per_second() -> None:
     rate = DrainRate()
     for tick in range(1000):
-        rate.note(tick / 10)
+        rate.note(tick / 10, 1.0, is_saturated=True)
     assert rate.per_s(100.0) == pytest.approx(10.0, rel=0.1)
 
 
@@ -62,7 +67,7 @@ def test_the_drain_rate_is_not_low_in_the_beginning_nor_known_at_once() -> None:
     rate = DrainRate()
     assert rate.per_s(0.0) is None
     for tick in range(20):
-        rate.note(tick / 10)
+        rate.note(tick / 10, 1.0, is_saturated=True)
     assert rate.per_s(2.0) == pytest.approx(10.0, rel=0.2)
 
 
@@ -93,11 +98,30 @@ def test_an_idle_replica_has_no_step_to_wait_for() -> None:
 def test_what_better_tiers_take_of_the_seats_is_not_counted_on() -> None:
     admission = make_admission(8.0, tier=0)
     for tick in range(200):
-        admission.note_end(2, tick / 2)
+        admission.note_end(2, 1.0, tick / 2, is_saturated=True)
     wait_s = admission.predict_wait_s(2, make_ahead(15, num_better=6), [STEADY], 100.0)
     assert wait_s == pytest.approx(10 / 2 + 6 / 10, rel=0.1)
     wait_s = admission.predict_wait_s(0, make_ahead(6), [STEADY], 100.0)
     assert wait_s == pytest.approx(7 / 10, rel=0.1)
+
+
+def test_better_ones_that_wait_on_replicas_take_seats_of_all_not_of_its_share() -> None:
+    admission = make_admission(8.0, tier=0)
+    for tick in range(200):
+        admission.note_end(2, 1.0, tick / 2, is_saturated=True)
+    ahead = make_ahead(sent=9.0, sent_better=8.0)
+    wait_s = admission.predict_wait_s(2, ahead, [STEADY], 100.0)
+    assert wait_s == pytest.approx(2 / 2 + 8 / 10, rel=0.1)
+
+
+def test_before_anybody_waited_seats_become_free_as_fast_as_those_who_have_them_leave() -> None:
+    admission = Admission(TIERS, Random(0))
+    for tick in range(1000):
+        admission.note_end(0, 2.0, tick / 10, is_saturated=False)
+    wait_s = admission.predict_wait_s(0, make_ahead(9, num_open=40), [STEADY], 100.0)
+    assert wait_s == pytest.approx(10 / (40 / 2), rel=0.1)
+    wait_s = admission.predict_wait_s(0, make_ahead(9, num_open=4), [STEADY], 100.0)
+    assert wait_s == pytest.approx(10 / 10, rel=0.1), "they left faster than that"
 
 
 def test_a_tier_that_better_ones_leave_nothing_is_counted_on_to_age() -> None:
