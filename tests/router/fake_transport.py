@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 
@@ -172,6 +172,7 @@ async def serving(
     tiers: Iterable[Tier] = DEFAULT_TIERS,
     resume_wait_s: float = RESUME_WAIT_S,
     wake: Wake | None = None,
+    next_to_go: Collection[str] = (),
 ) -> AsyncIterator[tuple[ReplicaBackend, FakeTransport]]:
     """A started backend, connected to a running replica of each name."""
     transport = FakeTransport()
@@ -183,6 +184,7 @@ async def serving(
         tiers=tiers,
         resume_wait_s=resume_wait_s,
         wake=wake,
+        next_to_go=lambda: next_to_go,
     )
     async with asyncio.TaskGroup() as group, AsyncExitStack() as stack:
         for epoch, name in enumerate(names, 1):

@@ -46,6 +46,15 @@ async def test_a_seat_that_becomes_free_goes_to_the_best_tier_that_waits() -> No
 
 
 @in_virtual_time
+async def test_replicas_that_go_next_are_given_work_when_the_others_are_busier() -> None:
+    async with serving("a", "b", "c", next_to_go=("a", "b")) as (backend, _):
+        connections = [ask(backend, max_tokens=2000).connection for _ in range(4)]
+        chosen = [c.replica for c in connections if c is not None]
+        assert (chosen[:2], len(chosen)) == (["c", "c"], 4)
+        assert set(chosen[2:]) & {"a", "b"}
+
+
+@in_virtual_time
 async def test_a_better_tier_is_sent_to_where_a_worse_one_runs() -> None:
     async with serving("a") as (backend, _):
         for _ in range(SEATS):
