@@ -69,9 +69,8 @@ def application(
         graceful_shutdown_timeout_s=float(config.http.max_stream_s),
     )
     ledger = ledger_deployment.bind(config.access, config.tiers)
-    from_zero = config.autoscaling is not None and config.autoscaling.min_replicas == 0
     app: Application = routers.bind(
-        replicas, ledger, engine, config.access, config.tiers, from_zero, trace_to
+        replicas, ledger, engine, config.access, config.tiers, config.autoscaling, trace_to
     )
     return app
 

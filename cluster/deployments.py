@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from cluster import itl_targets
 from cluster.access import read_pepper
 from cluster.autoscaling_stats import replica_stats, router_stats
-from cluster.config import AccessConfig
+from cluster.config import AccessConfig, AutoscalingConfig
 from cluster.ledger import LedgerShell
 from cluster.loading import ProgressFile
 from cluster.metrics.engine import EngineFigures
@@ -285,11 +285,11 @@ class Router:
         config: EngineConfig,
         access: AccessConfig,
         tiers: tuple[Tier, ...],
-        from_zero: bool,
+        scaling: AutoscalingConfig | None,
         trace_to: str | None,
     ) -> None:
         transport = ServeTransport(replicas)
-        self._victim = ServeVictim(serve.get_replica_context().app_name, REPLICA)
+        self._victim = ServeVictim(serve.get_replica_context().app_name, REPLICA, is_fixed=scaling is None)
         settled = itl_targets.settled(tiers, config)
         measures = RouterMeasures(settled)
         self._backend = ReplicaBackend(
@@ -299,7 +299,7 @@ class Router:
             draw=random.Random(),
             tiers=tiers,
             measures=measures,
-            wake=transport.wake if from_zero else None,
+            wake=transport.wake if scaling is not None and scaling.min_replicas == 0 else None,
             next_to_go=lambda: self._victim.names,
         )
         keyed = None if access.keys_file is None else KeyedCallers(tiers, read_pepper(access), time.time)

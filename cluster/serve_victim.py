@@ -54,19 +54,22 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     controller_info: Controller = Controller()
 
 
-def next_to_go(placement: Placement, application: str, deployment: str) -> frozenset[str]:
+def next_to_go(
+    placement: Placement, application: str, deployment: str, *, is_fixed: bool = False
+) -> frozenset[str]:
     """Predict which replicas of a deployment Serve stops next.
 
     Those on nodes that drain go as soon as others have taken their place. Besides, if there had to be one
     fewer: off the head, on the node with the fewest replicas of all deployments, the newest there. Of equal
     nodes Serve takes the one that comes first in its books, by deployment, then by age: with a replica on
-    each node that is the oldest (ray.serve, deployment_scheduler.py, _get_replicas_to_stop).
+    each node that is the oldest (ray.serve, deployment_scheduler.py, _get_replicas_to_stop). Not where their
+    number `is_fixed`: to steer away from one would only crowd the others.
     """
     app = placement.applications.get(application, Application())
     ours = app.deployments.get(deployment, Deployment()).placed()
     draining = {replica.replica_id for replica in ours if replica.state == "PENDING_MIGRATION"}
     running = {replica.node_id: replica.replica_id for replica in ours if replica.state == "RUNNING"}
-    if len(ours) - len(draining) < 2:
+    if is_fixed or len(ours) - len(draining) < 2:
         return frozenset(draining)
     counts = _num_on_nodes(placement)
     head = placement.controller_info.node_id
@@ -91,8 +94,10 @@ def _num_on_nodes(placement: Placement) -> dict[str | None, int]:
 class ServeVictim:
     """Asks Serve's controller again and again. For one event loop."""
 
-    def __init__(self, application: str, deployment: str) -> None:
+    def __init__(self, application: str, deployment: str, *, is_fixed: bool) -> None:
+        """`is_fixed`: nothing changes the number of replicas."""
         self._names = application, deployment
+        self._is_fixed = is_fixed
         self.names: frozenset[str] = frozenset()
         """Replicas that go next, as of the last answer; none when the controller is away."""
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +112,8 @@ class ServeVictim:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     details = await _get_global_client()._controller.get_serve_instance_details.remote()
-                self.names = next_to_go(msgspec.convert(details, Placement), *self._names)
+                placement = msgspec.convert(details, Placement)
+                self.names = next_to_go(placement, *self._names, is_fixed=self._is_fixed)
             except (RayError, RayServeException, TimeoutError, msgspec.ValidationError):
                 self.names = frozenset()
             await asyncio.sleep(INTERVAL_S)

@@ -20,9 +20,10 @@ from cluster.bench.report import commit, percentile, progress
 from cluster.config import ClusterConfig
 from cluster.simulation.fleet import Pace
 from cluster.simulation.profile import Profile
-from cluster.simulation.traffic import Arrival, Mix, drawn
+from cluster.simulation.traffic import Arrival, Mix, replay
 from cluster.simulation.world import Outcome, Scenario, simulate
-from load.trace import read_trace, rescale
+from load.trace import cut, read_trace, rescale
+from replicas.errors import ConfigError
 from router.tenants import Tier
 
 NAME = "fidelity"
@@ -32,6 +33,21 @@ MAX_TOKENS: Final = 1024
 SEATS: Final = 16
 LIMIT_S: Final = 10_000.0
 TIER: Final = Tier(name="all", level=0, max_queue=10_000, queue_ttl_s=3600.0)
+
+
+def arrivals_of(name: str, length_factor: float, rate: float, seconds: float) -> list[Arrival]:
+    """Return the beginning of a trace, its time stretched to this rate; no prompts share a prefix.
+
+    Raises LoadError, TraceError.
+    """
+    trace = read_trace(name)
+    if not trace.rate:
+        raise ConfigError(f"{name} does not say when its requests came")
+    trace = rescale(trace, rate_factor=rate / trace.rate, length_factor=length_factor)
+    trace = cut(trace, duration_s=seconds, max_total_tokens=None)
+    rows = tuple(msgspec.structs.replace(row, blocks=()) for row in trace.rows)
+    mix = Mix(shares={TIER.level: 1.0}, max_tokens=MAX_TOKENS, seed=0)
+    return list(replay(msgspec.structs.replace(trace, rows=rows), mix))
 
 
 def simulated(profile: Profile, config: ClusterConfig, arrivals: Sequence[Arrival], seed: int) -> Outcome:
@@ -54,11 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trace", default="azure2023-conv")
     parser.add_argument("--length-factor", type=float, default=0.1, help="of the trace's lengths (0.1)")
-    parser.add_argument("--rate", type=float, default=0.5, help="requests/s (default 0.5)")
     parser.add_argument(
-        "--seconds", type=at_least_one, help="of arrivals (default: 30, or 600 with --replicas)"
+        "--rate", type=float, default=0.5, help="requests/s to which the trace is stretched (default 0.5)"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, help="of arrivals (default: 30, or 600 with --replicas)")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and routers")
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
@@ -66,10 +82,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         engine_config(args, SEATS), max_model_len=MAX_TOKENS, max_num_batched_tokens=512
     )
     config = ClusterConfig(engine=engine, replicas=args.replicas or 1, tiers=(TIER,))
-    trace = rescale(read_trace(args.trace), length_factor=args.length_factor)
-    mix = Mix(shares={0: 1.0}, max_tokens=MAX_TOKENS, seed=args.seed)
     seconds = args.seconds or (600 if args.replicas else 30)
-    arrivals = list(drawn(trace, mix, lambda _: args.rate, seconds, 1.0))
+    arrivals = arrivals_of(args.trace, args.length_factor, args.rate, seconds)
     if args.replicas:
         measured = measure_served(config, arrivals, args.seed)
     else:

@@ -3,12 +3,15 @@
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from cluster.bench.engine import identity, new_engine, warm_up
 from cluster.bench.fidelity_times import Measured, Times
 from cluster.bench.report import percentile, progress
 from cluster.bench.step_log import LoggedStep, log_steps
 from cluster.bench.steps import deviations, fitted_profile
 from cluster.bench.workload import fixed_length_request
+from cluster.simulation.fit import noise_of
 from cluster.simulation.traffic import Arrival
 from replicas.config import EngineConfig
 from replicas.engine import Engine
@@ -24,6 +27,8 @@ def measure_engine(config: EngineConfig, arrivals: Sequence[Arrival]) -> Measure
     log_steps(engine, log.append)
     times = serve(engine, arrivals)
     profile = fitted_profile("measured", opened, log, 0.0)
+    noise = noise_of(profile.steps, [step.shape for step in log], [step.seconds for step in log])
+    profile = msgspec.structs.replace(profile, noise=noise)
     facts: dict[str, object] = {
         "deviation_p50": percentile(deviations(profile, log), 50),
         "deviation_p99": percentile(deviations(profile, log), 99),

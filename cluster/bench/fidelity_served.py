@@ -104,4 +104,5 @@ def _profile(config: ClusterConfig, fit: SharedFit) -> Profile:
         block_size=16,
         cold_start_s=0.0,
         shared_host=shared,
+        noise=fit.noise,
     )

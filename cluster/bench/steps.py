@@ -15,7 +15,7 @@ from cluster.bench.neighbour import neighbour
 from cluster.bench.report import percentile, progress
 from cluster.bench.step_log import LoggedStep, log_steps
 from cluster.bench.workload import fixed_length_request, random_prompt
-from cluster.simulation.fit import fit
+from cluster.simulation.fit import fit, noise_of
 from cluster.simulation.profile import Profile, SharedHost
 from replicas.config import EngineConfig
 from replicas.engine import Engine
@@ -39,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--beside", action="store_true", help="also beside a second engine: for replicas that share a host"
     )
 
+    parser.add_argument(
+        "--noise", action="store_true", help="also how steps of a kind differ; simulations are slower with it"
+    )
+
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     started_at = time.perf_counter()
@@ -57,6 +61,9 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     if args.beside:
         slowdown = _slowdown(engine, config, profile, log)
         profile = msgspec.structs.replace(profile, shared_host=SharedHost(replicas=2, slowdown=slowdown))
+    if args.noise:
+        noise = noise_of(profile.steps, [step.shape for step in alone], [step.seconds for step in alone])
+        profile = msgspec.structs.replace(profile, noise=noise)
     if args.out is not None:
         args.out.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n")
     return {

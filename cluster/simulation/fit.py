@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.simulation.profile import RowTime, StepTimes
+from cluster.simulation.profile import Noise, RowTime, StepTimes
 from replicas.least_squares import nonnegative_least_squares
 from replicas.step_time import KNOTS, StepShape, features
 
@@ -20,6 +20,7 @@ SWEEPS: Final = 30
 SMALLEST_ERROR: Final = 0.01
 """Of a prediction: nearer ones do not weigh more."""
 RIDGE: Final = 1e-6
+QUANTILES: Final = np.linspace(0.0, 1.0, 101)
 
 
 def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> StepTimes:
@@ -35,6 +36,16 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> StepTimes:
         errors = np.maximum(np.abs(times - predicted), SMALLEST_ERROR * predicted)
         coefficients = _weighted(rows, times, 1 / np.sqrt(errors * predicted))
     return _step_times(coefficients.tolist(), max(shape.num_new_tokens for shape in shapes))
+
+
+def noise_of(steps: StepTimes, shapes: Sequence[StepShape], seconds: Sequence[float]) -> Noise:
+    """Return how the steps that `steps` was fitted to differ from it; at least one of them only decodes, and
+    one does not."""
+    factors: dict[bool, list[float]] = {False: [], True: []}
+    for shape, measured_s in zip(shapes, seconds, strict=True):
+        factors[shape.prefill_work > 0].append(measured_s / steps.seconds(shape))
+    decodes, prefills = (np.quantile(factors[kind], QUANTILES).tolist() for kind in (False, True))
+    return Noise(decodes=tuple(decodes), prefills=tuple(prefills))
 
 
 def _weighted(

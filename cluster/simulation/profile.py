@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import msgspec
@@ -70,6 +71,23 @@ def _num_tokens(row: RowTime) -> int:
     return row.num_tokens
 
 
+class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many times as long as they should steps take: quantiles, from the least to the most, equally far
+    apart, with straight lines between them."""
+
+    decodes: tuple[float, ...]
+    """Of steps that only decode."""
+    prefills: tuple[float, ...]
+    """Of steps with prompt tokens."""
+
+    def draw(self, shape: StepShape, draw: Random) -> float:
+        """Return a factor for a step of this shape. Each is drawn for itself."""
+        quantiles = self.prefills if shape.prefill_work else self.decodes
+        rank = draw.random() * (len(quantiles) - 1)
+        low = int(rank)
+        return quantiles[low] + (quantiles[low + 1] - quantiles[low]) * (rank - low)
+
+
 class SharedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Replicas that slow each other down, because they run on the same cores, caches or memory."""
 
@@ -95,6 +113,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """From the decision to start a replica until it serves."""
     shared_host: SharedHost | None = None
     """None = each replica has a machine, or its part of one, to itself."""
+    noise: Noise | None = None
+    """None = each step takes what it should."""
 
     def seconds_beside_all(self, shape: StepShape) -> float:
         """Return how long a step takes while every replica that shares its host is in one."""
@@ -143,7 +163,15 @@ def _check(path: Path, profile: Profile) -> None:
             raise ConfigError(f"{path}: {number} is no duration")
     if times[-1] <= 0:
         raise ConfigError(f"{path}: a step must take some time")
-    host = profile.shared_host
+    _check_optional(path, profile)
+
+
+def _check_optional(path: Path, profile: Profile) -> None:
+    noise, host = profile.noise, profile.shared_host
+    for quantiles in () if noise is None else (noise.decodes, noise.prefills):
+        is_sorted = list(quantiles) == sorted(quantiles) and len(quantiles) >= 2
+        if not (is_sorted and quantiles[0] > 0 and math.isfinite(quantiles[-1])):
+            raise ConfigError(f"{path}: noise must be two or more positive numbers of each kind, ascending")
     if host is not None and host.replicas < 2:
         raise ConfigError(f"{path}: shared_host.replicas: {host.replicas} is less than 2")
     if host is not None and not (math.isfinite(host.slowdown) and host.slowdown >= 0):

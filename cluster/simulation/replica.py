@@ -24,6 +24,7 @@ from replicas.scheduler import Outputs
 from replicas.sequence import Sequence, SequenceStatus
 from replicas.sessions import Sessions
 from replicas.step import Step, StepResult
+from replicas.step_time import StepShape
 from router.counters import RouterCounters
 
 VOCAB_SIZE: Final = 32_000
@@ -44,8 +45,8 @@ class VirtualReplica:
     command ends a stretch at the end of the step
     under way, where the engine would have taken it.
 
-    On a `host` that it shares, steps are taken singly: neighbours begin and end between them. The engine
-    then learns what a step would take if they stayed as they are when it begins.
+    On a `host` that it shares, and with `noise`, steps are taken singly. The engine then learns what a step
+    would take if the neighbours stayed as they are when it begins.
     """
 
     def __init__(
@@ -58,16 +59,18 @@ class VirtualReplica:
         gaps: GapClock | None = None,
         stretch_s: float = 0.0,
         host: Host | None = None,
+        noise: Callable[[StepShape], float] | None = None,
     ) -> None:
         """`is_wanted`: some router has a request waiting, so that an idle seat is a loss. `host`: with a
-        seat taken on it, which is given back at the end."""
+        seat taken on it, which is given back at the end. `noise`: factor on the time of each step."""
         self._config = config
         self._steps = steps
         self._epoch = epoch
         self._is_wanted = is_wanted
         self._gaps = gaps
-        self._stretch_s = stretch_s if host is None else 0.0
+        self._stretch_s = stretch_s if host is None and noise is None else 0.0
         self._host = host
+        self._noise = noise
         self._holdback = Holdback(stretch_s)
         self._step_s = 0.0
         """Of the step just computed, which the loop's clock has yet to pass."""
@@ -125,6 +128,8 @@ class VirtualReplica:
 
     def execute(self, step: Step) -> StepResult:
         self._step_s = self._steps.seconds(step.shape)
+        if self._noise is not None:
+            self._step_s *= self._noise(step.shape)
         if self._host is not None:
             self._step_s *= self._host.factor()
         self.busy_s += self._step_s

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.bench.step_log import LoggedStep
-from cluster.simulation.fit import fit
-from cluster.simulation.profile import StepTimes
+from cluster.simulation.fit import fit, noise_of
+from cluster.simulation.profile import Noise, StepTimes
 
 MOST_SLOWDOWN: Final = 3.0
 PRECISION: Final = 0.01
@@ -22,6 +22,7 @@ class SharedFit:
 
     steps: StepTimes
     slowdown: float
+    noise: Noise
     error: float
     """Mean deviation of a step, as a share of what this says."""
 
@@ -32,15 +33,16 @@ def fit_shared(logs: Sequence[Sequence[LoggedStep]]) -> SharedFit:
     It takes steps without neighbours and steps beside them. Ternary search: O(log) fits.
     """
     beside = [time_beside(logs, number) for number in range(len(logs))]
-    steps = [step for log in logs for step in log]
+    shapes = [step.shape for log in logs for step in log]
     times = np.concatenate(beside)
 
     def fitted(slowdown: float) -> SharedFit:
         alone_s = (times / (1.0 + slowdown * np.arange(times.shape[1]))).sum(axis=1)
-        found = fit([step.shape for step in steps], alone_s.tolist())
-        expected_s = np.array([found.seconds(step.shape) for step in steps])
+        found = fit(shapes, alone_s.tolist())
+        expected_s = np.array([found.seconds(shape) for shape in shapes])
         error = float(np.abs(alone_s / expected_s - 1.0).mean())
-        return SharedFit(steps=found, slowdown=slowdown, error=error)
+        noise = noise_of(found, shapes, alone_s.tolist())
+        return SharedFit(steps=found, slowdown=slowdown, noise=noise, error=error)
 
     low, high = 0.0, MOST_SLOWDOWN
     while high - low > PRECISION:

@@ -98,6 +98,7 @@ class World:
         hosts = None if shared is None else Hosts(shared.replicas, shared.slowdown)
 
         def make(epoch: int) -> VirtualReplica:
+            noise, source = profile.noise, random.Random(f"{scenario.seed}/noise-{epoch}")
             return VirtualReplica(
                 resolved,
                 profile.steps,
@@ -105,6 +106,7 @@ class World:
                 gaps=clients.gaps,
                 stretch_s=scenario.stretch_s,
                 host=None if hosts is None else hosts.take_seat(),
+                noise=None if noise is None else lambda shape: noise.draw(shape, source),
             )
 
         fleet = Fleet(make, scenario.pace)

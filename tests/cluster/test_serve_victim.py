@@ -101,6 +101,12 @@ def test_replicas_on_nodes_that_drain_go_besides() -> None:
     }
 
 
+def test_of_a_fixed_number_only_those_on_nodes_that_drain_go() -> None:
+    nodes = {"Replica": ["a", "b", "c"]}
+    assert next_to_go(placement(nodes), "app", "Replica", is_fixed=True) == frozenset()
+    assert next_to_go(placement(nodes, draining="b"), "app", "Replica", is_fixed=True) == {"Replica1"}
+
+
 def test_nobody_goes_where_there_is_no_choice() -> None:
     assert next_to_go(placement({"Replica": ["a"]}), "app", "Replica") == frozenset()
     assert next_to_go(placement({}), "app", "Replica") == frozenset()

@@ -8,7 +8,7 @@ import msgspec
 from cluster.config import ClusterConfig
 from cluster.simulation.clients import Habits
 from cluster.simulation.fleet import Pace
-from cluster.simulation.profile import Profile, SharedHost, StepTimes
+from cluster.simulation.profile import Noise, Profile, SharedHost, StepTimes
 from cluster.simulation.traffic import Arrival, Mix, drawn
 from cluster.simulation.world import Outcome, Scenario, simulate
 from load.trace import Trace, TraceRow
@@ -52,10 +52,11 @@ def scenario(
     habits: Habits | None = None,
     stretch_s: float = 1.0,
     shared_host: SharedHost | None = None,
+    noise: Noise | None = None,
 ) -> Scenario:
     return Scenario(
         config=CONFIG,
-        profile=msgspec.structs.replace(PROFILE, shared_host=shared_host),
+        profile=msgspec.structs.replace(PROFILE, shared_host=shared_host, noise=noise),
         num_replicas=num_replicas,
         pace=Pace(cold_start_s=PROFILE.cold_start_s),
         habits=habits or Habits(),

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from cluster.simulation.fit import fit
+from cluster.simulation.fit import fit, noise_of
 from cluster.simulation.profile import StepTimes
 from replicas.step_time import StepShape
 
@@ -44,3 +44,12 @@ def test_what_was_never_seen_costs_nothing_more() -> None:
         0.02, rel=0.01
     )
     assert found.query_key_pair_s == 0.0
+
+
+def test_noise_is_what_steps_took_over_what_they_should() -> None:
+    decode, prefill = StepShape(num_new_tokens=1), StepShape().with_prefill(64, 0)
+    factors = [0.5 + i / 100 for i in range(101)]
+    seconds = [TRUE.seconds(decode) * factor for factor in factors] + [TRUE.seconds(prefill) * 2.0]
+    noise = noise_of(TRUE, [decode] * 101 + [prefill], seconds)
+    assert noise.decodes == pytest.approx(factors)
+    assert noise.prefills == pytest.approx([2.0] * 101)

@@ -1,10 +1,11 @@
+import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cluster.config import ClusterConfig
-from cluster.simulation.profile import RowTime, SharedHost, StepTimes, load_profile
+from cluster.simulation.profile import Noise, RowTime, SharedHost, StepTimes, load_profile
 from replicas.errors import ConfigError
 from replicas.step_time import StepShape
 from tests.cluster.simulation.small_world import PROFILE
@@ -38,6 +39,9 @@ def test_bundled_profiles_resolve_the_default_configuration(name: str) -> None:
         {"steps": msgspec.structs.replace(PROFILE.steps, rows=(RowTime(0, 2.0), RowTime(1, 1.0)))},
         {"steps": msgspec.structs.replace(PROFILE.steps, read_token_s=-1.0)},
         {"cold_start_s": -1.0},
+        {"noise": Noise(decodes=(1.0,), prefills=(0.5, 1.0))},
+        {"noise": Noise(decodes=(0.5, 1.0), prefills=(1.0, 0.5))},
+        {"noise": Noise(decodes=(0.0, 1.0), prefills=(0.5, 1.0))},
         {"shared_host": SharedHost(replicas=1, slowdown=0.9)},
         {"shared_host": SharedHost(replicas=2, slowdown=-0.1)},
         {"shared_host": SharedHost(replicas=2, slowdown=float("inf"))},
@@ -50,8 +54,20 @@ def test_impossible_profiles_are_refused(tmp_path: Path, wrong: dict[str, object
         load_profile(str(path))
 
 
-def test_a_shared_host_is_read_as_it_was_written(tmp_path: Path) -> None:
-    shared = msgspec.structs.replace(PROFILE, shared_host=SharedHost(replicas=2, slowdown=0.9))
+def test_noise_is_drawn_from_the_quantiles_of_its_kind_of_step() -> None:
+    noise = Noise(decodes=(0.5, 1.0, 3.0), prefills=(4.0, 4.0))
+    draw = random.Random(0)
+    decode, prefill = StepShape(num_new_tokens=1), StepShape().with_prefill(8, 0)
+    factors = [noise.draw(decode, draw) for _ in range(2000)]
+    assert 0.5 <= min(factors) < 0.51
+    assert 2.9 < max(factors) < 3.0
+    assert sorted(factors)[1000] == pytest.approx(1.0, abs=0.05)
+    assert noise.draw(prefill, draw) == 4.0
+
+
+def test_shared_host_and_noise_are_read_as_they_were_written(tmp_path: Path) -> None:
+    noise = Noise(decodes=(0.9, 1.0, 2.0), prefills=(1.0, 1.5))
+    shared = msgspec.structs.replace(PROFILE, shared_host=SharedHost(replicas=2, slowdown=0.9), noise=noise)
     path = tmp_path / "p.json"
     path.write_bytes(msgspec.json.encode(shared))
     assert load_profile(str(path)) == shared

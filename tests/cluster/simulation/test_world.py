@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.simulation.clients import Habits
-from cluster.simulation.profile import SharedHost
+from cluster.simulation.profile import Noise, SharedHost
 from cluster.simulation.virtual_time import run as run_in_virtual_time
 from cluster.simulation.world import CONNECT_S, Outcome, World, simulate
 from tests.cluster.simulation.small_world import run_small, scenario, traffic
@@ -94,6 +94,19 @@ def test_a_shared_host_gives_the_same_figures_for_the_same_seed() -> None:
     first, second = run_shared(0.8), run_shared(0.8)
     assert (first.num_events, first.busy_s) == (second.num_events, second.busy_s)
     assert mean_gap_s(first) == mean_gap_s(second)
+
+
+def test_noise_makes_tails_longer_and_gives_the_same_figures_for_the_same_seed() -> None:
+    noise = Noise(decodes=(0.5, 1.0, 1.5), prefills=(0.5, 1.0, 1.5))
+    first, second = (simulate(scenario(noise=noise), traffic(4.0, 10.0), 1000) for _ in range(2))
+    assert mean_gap_s(first) == mean_gap_s(second)
+    plain = simulate(scenario(stretch_s=0.0), traffic(4.0, 10.0), 1000)
+    assert mean_gap_s(first) == pytest.approx(mean_gap_s(plain), rel=0.1)
+    spread = [
+        outcome.measures.tiers[0].itl.quantile(0.9) / outcome.measures.tiers[0].itl.quantile(0.1)
+        for outcome in (first, plain)
+    ]
+    assert spread[0] > 1.5 * spread[1]
 
 
 def test_replicas_are_paid_for_while_they_live() -> None:
