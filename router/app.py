@@ -124,6 +124,7 @@ class _RouterApp:
             try:
                 await self._handle(exchange)
             finally:
+                exchange.close()
                 self._note_end(exchange)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)

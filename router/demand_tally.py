@@ -102,4 +102,7 @@ class DemandTally:
         return RouterCounters(self._router, self._epoch, self._number, tiers)
 
     def _tally(self, tier: int) -> _TierTally:
-        return self._tiers.setdefault(tier, _TierTally())
+        tally = self._tiers.get(tier)
+        if tally is None:
+            tally = self._tiers[tier] = _TierTally()
+        return tally

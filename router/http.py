@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from router.access_log import AccessRecord
 from router.errors import SLOW_CLIENT, ApiError, ClientGoneError, SlowClientError
+from router.stall_watch import StallWatch
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -57,7 +58,7 @@ class Exchange:
         self.client_gone = False
         self._receive = receive
         self._send = send
-        self._stall_limit_s = stall_limit_s
+        self._stalls = StallWatch(stall_limit_s)
         self._watcher: asyncio.Task[None] | None = None
 
     def check_headers(self) -> None:
@@ -107,7 +108,8 @@ class Exchange:
         gone()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching. Idempotent."""
+        self._stalls.close()
         if self._watcher is not None:
             self._watcher.cancel()
 
@@ -154,16 +156,20 @@ class Exchange:
 
     async def _deliver(self, message: Message) -> None:
         """Hand a message to the server. Raises ClientGoneError, SlowClientError."""
+        self._stalls.begin()
         try:
-            async with asyncio.timeout(self._stall_limit_s):
-                await self._send(message)
-        except TimeoutError:
+            await self._send(message)
+        except asyncio.CancelledError:
+            if not self._stalls.has_cancelled():
+                raise
             self.record.code = SLOW_CLIENT
             raise SlowClientError from None
         except OSError:
             # How an ASGI server says that the connection is closed.
             self.client_gone = True
             raise ClientGoneError from None
+        finally:
+            self._stalls.end()
 
 
 def _too_large(max_bytes: int) -> ApiError:
