@@ -132,6 +132,10 @@ class ReplicaBackend:
         """What every replica is to this router, by name."""
         return {connection.replica: connection.state for connection in self._fleet}
 
+    def next_to_go(self) -> Collection[str]:
+        """Replicas to which little is given: they are expected to go."""
+        return self._fleet.next_to_go()
+
     def loads(self) -> dict[str, ReplicaLoad]:
         """The last report of every connected replica, draining ones included."""
         return self._fleet.loads()

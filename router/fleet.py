@@ -55,7 +55,7 @@ class Fleet:
         self._leave = leave
         self._is_waiting = is_waiting
         self._waker = Waker(wake, self._needs_replica)
-        self._next_to_go = next_to_go
+        self.next_to_go: Final = next_to_go
         self._counters = counters
         self._candidates: frozenset[str] = frozenset()
         self._told: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ class Fleet:
 
     def describe(self, connections: Iterable[Connection], hashes: Sequence[int]) -> list[Candidate]:
         """Describe replicas to routing, for a prompt of these prefix hashes. They need open epochs."""
-        next_to_go = self._next_to_go()
+        next_to_go = self.next_to_go()
         return [c.as_candidate(hashes, c.replica in next_to_go) for c in connections]
 
     def check_wake(self) -> None:

@@ -1,6 +1,6 @@
 """Stats: what a router knows of its replicas and of its own work, for GET /stats."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -38,6 +38,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Whose answer this is: with several, each knows its own work only."""
     replicas: dict[str, dict[str, Any]] = {}
     """Name -> last report. On the wire a ReplicaLoad is positional; here people read it by name."""
+    next_to_go: tuple[str, ...] = ()
+    """Replicas that are given little: their node drains, or they would be stopped if one had to be."""
     transport_ms: TransportSummary = TransportSummary()
     tiers: dict[str, TierStats] = {}
 
@@ -49,11 +51,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
         transport_ms: TransportSummary,
         measures: RouterMeasures,
         queues: Mapping[int, QueueState],
+        next_to_go: Iterable[str] = (),
     ) -> "Stats":
         waiting = {measures.tier_name(level): state for level, state in queues.items()}
         return cls(
             router=router,
             replicas={name: _named(load, measures) for name, load in loads.items()},
+            next_to_go=tuple(sorted(next_to_go)),
             transport_ms=transport_ms,
             tiers={
                 name: _tier(tier, measures.open_gap_ms(name), waiting.get(name, QueueState(0, 0.0)))

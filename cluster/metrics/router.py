@@ -28,8 +28,11 @@ class RouterFigures:
 
     def stats(self) -> Stats:
         """Read what GET /stats tells."""
-        loads, queues = self.backend.loads(), self.backend.queues()
-        return Stats.of(self.name, loads, self.times.summary(), self.measures, queues)
+        backend = self.backend
+        times = self.times.summary()
+        return Stats.of(
+            self.name, backend.loads(), times, self.measures, backend.queues(), backend.next_to_go()
+        )
 
     def samples(self) -> Iterator[Sample]:
         """Read them all. O(tiers + tenants + open answers + waiting requests)."""

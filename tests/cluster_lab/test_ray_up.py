@@ -28,7 +28,7 @@ NUM_REPLICAS = 2
 NUM_SEATS = 6
 """Of each replica: one alone can take all streams."""
 NUM_STREAMS = 5
-"""More than the replica takes that is not the next to go: the other has at least one."""
+"""Some on either replica."""
 BODY = {"model": "null", "prompt": "once", "stream": True, "stream_options": {"include_usage": True}}
 
 

@@ -17,7 +17,7 @@ def shown() -> Any:
     measures.tier(3).queue_wait_ms.observe(400.0)
     load = ReplicaLoad(num_running=3, tiers=(TierLoad(0, 3, 1, 20),))
     queues = {3: QueueState(2, 1.25)}
-    stats = Stats.of("r1", {"a": load}, TransportSummary(), measures, queues)
+    stats = Stats.of("r1", {"a": load}, TransportSummary(), measures, queues, {"c", "b"})
     return msgspec.json.decode(msgspec.json.encode(stats))
 
 
@@ -26,6 +26,7 @@ def test_loads_are_shown_by_field_name() -> None:
     [tier] = shown()["replicas"]["a"]["tiers"]
     assert (tier["tier"], tier["num_running"], tier["num_waiting"], tier["queued_tokens"]) == (0, 3, 1, 20)
     assert tier["name"] == "gold"
+    assert shown()["next_to_go"] == ["b", "c"]
     assert shown()["transport_ms"]["frame_to_router"]["p99"] == 0.0
 
 
