@@ -38,9 +38,15 @@ class Resources(Strict, frozen=True, kw_only=True):
     limits: dict[str, Quantity]
 
 
+class Variable(Strict, frozen=True, kw_only=True):
+    name: str
+    value: str
+
+
 class Container(Strict, frozen=True, kw_only=True):
     name: Label
     image: str
+    env: list[Variable] = []
     command: list[str]
     args: list[str]
     ports: list[Port]
@@ -55,6 +61,7 @@ class Toleration(Strict, frozen=True, kw_only=True):
 
 
 class PodSpec(Strict, frozen=True, kw_only=True):
+    terminationGracePeriodSeconds: Count = 30
     containers: Annotated[list[Container], msgspec.Meta(min_length=1)]
     tolerations: list[Toleration] = []
 
@@ -134,6 +141,7 @@ def test_serve_takes_the_application_and_it_is_the_one_of_many_gpus() -> None:
     document: dict[str, Any] = yaml.safe_load(manifest().spec.serveConfigV2)
     check_serve_document(document, "manifest")
     many = yaml.safe_load((ROOT / "deploy/serve/many-gpus.yaml").read_text())
+    many["applications"][0]["args"]["drain_s"] = 20
     assert document == many | {"proxy_location": "EveryNode"}
 
 
@@ -142,7 +150,16 @@ def test_every_pod_is_prepared_before_ray_starts() -> None:
     for container in containers():
         (script,) = container.args
         assert re.match(r"headway deploy env .* > /tmp/headway-env &&\n\. /tmp/headway-env && ", script)
-        assert script.rstrip().endswith("&& $KUBERAY_GEN_RAY_START_CMD")
+        assert script.rstrip().endswith("&& exec $KUBERAY_GEN_RAY_START_CMD")
+
+
+def test_a_pod_that_is_to_end_has_time_to_drain() -> None:
+    (application,) = yaml.safe_load(manifest().spec.serveConfigV2)["applications"]
+    (workers,) = manifest().spec.rayClusterConfig.workerGroupSpecs
+    (variable,) = workers.template.spec.containers[0].env
+    assert variable.name == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+    grace_s = workers.template.spec.terminationGracePeriodSeconds
+    assert application["args"]["drain_s"] < float(variable.value) < grace_s
 
 
 def test_there_is_a_gpu_for_every_replica_that_the_autoscaler_may_want() -> None:
