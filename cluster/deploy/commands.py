@@ -38,6 +38,9 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     status = commands.add_parser("status", help="hosts, applications, replicas", parents=parents)
     status.add_argument("--json", action="store_true", help="one JSON object")
     status.set_defaults(deploy=show_status)
+    drain = commands.add_parser("drain", help="have a host's replicas go elsewhere", parents=parents)
+    drain.set_defaults(deploy=drain_host)
+    _add_host(drain)
     commands.add_parser("down", help="stop all of a cluster", parents=parents).set_defaults(deploy=down)
     env = commands.add_parser(
         "env", help="prepare a node; prints what its shell must export before `ray start`"
@@ -64,6 +67,16 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     status = commands.add_parser("status", help="hosts, applications, replicas")
     status.add_argument("--json", action="store_true")
     status.set_defaults(deploy=_head_status)
+    drain = commands.add_parser("drain", help="have a host's replicas go elsewhere")
+    drain.set_defaults(deploy=_head_drain)
+    _add_host(drain)
+
+
+def _add_host(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("host", metavar="HOST", help="its address, as `status` tells it")
+    parser.add_argument(
+        "--deadline-s", type=at_least_one, metavar="S", help="the host will be taken away in so many seconds"
+    )
 
 
 def up(options: argparse.Namespace) -> None:
@@ -95,6 +108,15 @@ def show_status(options: argparse.Namespace) -> None:
     with _launcher(cluster, "asking the head", cluster.hosts[:1]) as launcher:
         said = launcher.on_head("status", *(["--json"] if options.json else []))
     print("\n".join(said))
+
+
+def drain_host(options: argparse.Namespace) -> None:
+    """Have all replicas of a host go elsewhere, and wait until they have gone."""
+    cluster = read_cluster(options.cluster)
+    deadline = [] if options.deadline_s is None else ["--deadline-s", str(options.deadline_s)]
+    with _launcher(cluster, "draining", cluster.hosts[:1]) as launcher:
+        launcher.on_head("drain", options.host, *deadline)
+    print(f"{options.host} runs no replica")
 
 
 def down(options: argparse.Namespace) -> None:
@@ -161,3 +183,11 @@ def _head_status(options: argparse.Namespace) -> None:
     state = ClusterState(hosts=head.hosts(), serving=head.details())
     for line in [msgspec.json.encode(state).decode()] if options.json else state.lines():
         _say(line)
+
+
+def _head_drain(options: argparse.Namespace) -> None:
+    from cluster.deploy.head import Head, wait_until_empty
+
+    head = Head()
+    head.drain(options.host, options.deadline_s)
+    wait_until_empty(options.host, APP_TIMEOUT_S, _say, details=head.details)

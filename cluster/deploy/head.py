@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ from cluster.errors import StartError
 
 DASHBOARD: Final = "http://127.0.0.1:8265"
 POLL_S: Final = 0.5
+ON_HOST: Final = ("STARTING", "UPDATING", "RUNNING", "PENDING_MIGRATION", "STOPPING")
+"""States in which a replica takes a place."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,16 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
             for name, application in self.applications.items()
         ]
 
+    def on_host(self, address: str, states: Collection[str]) -> list[str]:
+        """Replicas on a host that are in one of these states, by application and deployment."""
+        return [
+            f"{name}/{part}"
+            for name, application in self.applications.items()
+            for part, deployment in application.deployments.items()
+            for replica in deployment.replicas
+            if replica.node_ip == address and replica.state in states
+        ]
+
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of `headway deploy status`."""
@@ -95,20 +109,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
         """The same for people: a line per host, then a line per application."""
         where = [
             f"{host.address}: {host.num_cpus} CPUs, {host.num_gpus} GPUs, "
-            f"runs {', '.join(self._running_on(host.address)) or 'no replica'}"
+            f"runs {', '.join(self.serving.on_host(host.address, ('RUNNING',))) or 'no replica'}"
             for host in self.hosts
         ]
         return where + [
             f"{name}: {application.doing()}" for name, application in self.serving.applications.items()
-        ]
-
-    def _running_on(self, address: str) -> list[str]:
-        return [
-            f"{name}/{part}"
-            for name, application in self.serving.applications.items()
-            for part, deployment in application.deployments.items()
-            for replica in deployment.replicas
-            if replica.node_ip == address and replica.state == "RUNNING"
         ]
 
 
@@ -168,6 +173,30 @@ def wait_until_running(
         sleep(POLL_S)
 
 
+def wait_until_empty(
+    address: str,
+    timeout_s: float,
+    say: Callable[[str], None],
+    *,
+    details: Callable[[], Serving],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Block until no replica is on a host that drains; says every change. Raises StartError when too late."""
+    deadline = clock() + timeout_s
+    said: list[str] = []
+    while left := details().on_host(address, ON_HOST):
+        if left != said:
+            say(f"{address}: {', '.join(left)} still there")
+            said = left
+        if clock() > deadline:
+            raise StartError(
+                f"after {timeout_s:.0f} s still on {address}: {', '.join(left)}; no other host has room, "
+                "or long answers go on"
+            )
+        sleep(POLL_S)
+
+
 def _reason(application: Application) -> str:
     """The last line of Serve's account: the error itself, below its traceback."""
     accounts = [application.message, *(part.message for part in application.deployments.values())]
@@ -202,6 +231,20 @@ class Head:
     def details(self) -> Serving:
         with _one_line():
             return msgspec.convert(self._client.get_serve_details(), Serving)
+
+    def drain(self, address: str, deadline_s: int | None) -> None:
+        """Have Ray drain the host with this address. Raises StartError if there is none, or Ray refuses."""
+        nodes = {host.address: host.node_id for host in self.hosts()}
+        if address not in nodes or address == self.address():
+            others = ", ".join(known for known in nodes if known != self.address())
+            raise StartError(f"{address} is none of the hosts that can be drained: {others}")
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", nodes[address]]
+        command += ["--address", ray.get_runtime_context().gcs_address]
+        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "headway deploy drain"]
+        command += [] if deadline_s is None else ["--deadline-remaining-seconds", str(deadline_s)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise StartError(f"Ray does not drain {address}: {(done.stderr.strip() or '?').splitlines()[-1]}")
 
     def apply(self, document: dict[str, Any]) -> None:
         """Hand a Serve config document to Serve; replaces all applications that it does not name."""

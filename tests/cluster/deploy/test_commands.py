@@ -53,8 +53,8 @@ def test_a_file_that_ray_refuses(folder: Path) -> None:
 
 def test_a_head_that_cannot_be_reached(folder: Path) -> None:
     put(folder / "bin", "ssh", "echo 'ssh: connect to host a port 22: No route to host' >&2; exit 255")
-    for command in ("up", "status", "down"):
-        line = refusal(folder, 1, command, "c.yaml")
+    for command in (["up"], ["status"], ["drain", "b"], ["down"]):
+        line = refusal(folder, 1, command[0], "c.yaml", *command[1:])
         assert line == "headway: ubuntu@a over ssh: ssh: connect to host a port 22: No route to host"
 
 

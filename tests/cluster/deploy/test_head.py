@@ -114,3 +114,30 @@ def test_the_state_says_what_runs_where(head: Any) -> None:
         "b: 2 CPUs, 0 GPUs, runs a/Replica",
         "a: running, Replica 1/2",
     ]
+
+
+def test_a_drained_host_is_waited_for_until_nothing_is_on_it(head: Any) -> None:
+    states = [("RUNNING", "RUNNING"), ("STOPPING", "PENDING_MIGRATION"), ("STOPPING",), ()]
+    servings = iter([serving(head, "RUNNING", *some) for some in states])
+    said: list[str] = []
+    head.wait_until_empty(
+        "b", 60, said.append, details=lambda: next(servings), clock=Clock().time, sleep=lambda _: None
+    )
+    assert said == ["b: a/Replica, a/Replica still there", "b: a/Replica still there"]
+
+
+def test_a_host_whose_replica_finds_no_other_place_is_named(head: Any) -> None:
+    clock = Clock()
+    full = serving(head, "RUNNING", "PENDING_MIGRATION")
+    with pytest.raises(StartError, match="after 60 s still on b: a/Replica; no other host has room"):
+        head.wait_until_empty(
+            "b", 60, lambda _: None, details=lambda: full, clock=clock.time, sleep=clock.sleep
+        )
+
+
+def test_only_a_worker_that_is_there_is_drained(head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head.Head, "hosts", lambda _: hosts(head, "a", "b", "c"))
+    monkeypatch.setattr(head.Head, "address", lambda _: "a")
+    for address in ("a", "d"):
+        with pytest.raises(StartError, match=f"{address} is none of the hosts that can be drained: b, c"):
+            head.Head().drain(address, None)
