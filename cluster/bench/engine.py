@@ -118,7 +118,7 @@ def open_bare(args: argparse.Namespace, max_num_seqs: int) -> Bare:
 
 def _profiled(profile: Profile, config: EngineConfig) -> Bare:
     resolved = profile.resolve(ClusterConfig(engine=config, tiers=()))
-    runner = TimedRunner(profile.steps.seconds)
+    runner = TimedRunner(profile.timer(random.Random(0)))
 
     def new(batching: Batching) -> Engine:
         return Engine(

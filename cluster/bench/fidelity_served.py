@@ -34,9 +34,11 @@ def measure_served(config: ClusterConfig, arrivals: Sequence[Arrival], seed: int
         with running_server(document | {"replicas": config.replicas}, command) as server:
             model = served_model(server.url)
             seats = config.replicas * config.engine.max_num_seqs
-            replay_http(server.url, model, [_short(0.0)] * seats, seed)
+            # Other prompts each time: none may be in the prefix cache.
+            replay_http(server.url, model, [_short(0.0)] * seats, seed + 1)
             progress("warm; now lone requests")
-            lone = replay_http(server.url, model, [_short(i * LONE_EVERY_S) for i in range(NUM_LONE)], seed)
+            shorts = [_short(i * LONE_EVERY_S) for i in range(NUM_LONE)]
+            lone = replay_http(server.url, model, shorts, seed + 2)
             progress("now the arrivals")
             replayed = replay_http(server.url, model, arrivals, seed)
         logs = read_logs(Path(folder))
@@ -51,7 +53,7 @@ def measure_served(config: ClusterConfig, arrivals: Sequence[Arrival], seed: int
         "delay_ms": delay_s * 1e3,
         "slowdown": fit.slowdown,
         "mean_deviation": fit.error,
-        "beside_fraction": beside / busy,
+        "beside_fraction": float(beside / busy),
         "busy_fraction": busy / config.replicas / (replayed[-1].answer.done_at - replayed[0].due_at),
         "events_per_token": (len(times.gaps_s) + len(arrivals)) / num_tokens,
         "steps": [len(log) for log in logs],

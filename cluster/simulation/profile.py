@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -115,6 +116,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """None = each replica has a machine, or its part of one, to itself."""
     noise: Noise | None = None
     """None = each step takes what it should."""
+
+    def timer(self, draw: Random) -> Callable[[StepShape], float]:
+        """Return what says how long the steps of a replica take that has its host to itself."""
+        steps, noise = self.steps, self.noise
+        if noise is None:
+            return steps.seconds
+        return lambda shape: steps.seconds(shape) * noise.draw(shape, draw)
 
     def seconds_beside_all(self, shape: StepShape) -> float:
         """Return how long a step takes while every replica that shares its host is in one."""

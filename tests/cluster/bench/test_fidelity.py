@@ -1,15 +1,20 @@
+import itertools
 from array import array
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from cluster.bench.fidelity import compared
+from cluster.bench.fidelity import arrivals_of, compared
 from cluster.bench.fidelity_served import delays, times_of
 from cluster.bench.fidelity_times import Measured, Times
 from cluster.bench.http_replay import Replayed
-from cluster.bench.step_log import LoggedStep
+from cluster.bench.logged_serve import read_logs
+from cluster.bench.scheduler import decoding_engine
+from cluster.bench.step_log import LoggedStep, log_steps
 from cluster.simulation.world import simulate
 from load.answer import Answer
-from replicas.step_time import StepShape
+from replicas.step_time import SKIPPED_STEPS, StepShape
 from tests.cluster.simulation.small_world import PROFILE, scenario, traffic
 
 
@@ -49,3 +54,23 @@ def test_the_simulator_is_compared_with_the_delay_added() -> None:
     assert errors["ttft_ms_p50"] == pytest.approx(0.0)
     assert errors["e2e_ms_p50"] == pytest.approx(0.0)
     assert errors["itl_ms_p50"] == pytest.approx(-0.5)
+
+
+def test_logs_of_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    engine = decoding_engine(2, max_tokens=50)
+    log: list[LoggedStep] = []
+    log_steps(engine, log.append)
+    for _ in range(SKIPPED_STEPS + 5):
+        engine.step()
+    assert [step.shape.num_new_tokens for step in log] == [2] * 5
+    assert all(later.ended_at > earlier.ended_at for earlier, later in itertools.pairwise(log))
+    (tmp_path / "1.jsonl").write_bytes(b"".join(msgspec.json.encode(step) + b"\n" for step in log))
+    assert read_logs(tmp_path) == [log]
+
+
+def test_arrivals_are_the_beginning_of_a_trace_stretched_to_the_rate() -> None:
+    arrivals = arrivals_of("azure2023-conv", 0.1, rate=2.0, seconds=60.0)
+    slower = arrivals_of("azure2023-conv", 0.1, rate=1.0, seconds=120.0)
+    assert [2 * arrival.at_s for arrival in arrivals] == pytest.approx([arrival.at_s for arrival in slower])
+    assert [len(a.prompt_ids) for a in arrivals] == [len(a.prompt_ids) for a in slower]
+    assert max(len(a.prompt_ids) + a.output_tokens for a in arrivals) < 1024

@@ -65,6 +65,13 @@ def test_noise_is_drawn_from_the_quantiles_of_its_kind_of_step() -> None:
     assert noise.draw(prefill, draw) == 4.0
 
 
+def test_a_timer_draws_noise_where_there_is_some() -> None:
+    shape = StepShape(num_new_tokens=1)
+    assert PROFILE.timer(random.Random(0))(shape) == PROFILE.steps.seconds(shape)
+    noisy = msgspec.structs.replace(PROFILE, noise=Noise(decodes=(2.0, 2.0), prefills=(1.0, 1.0)))
+    assert noisy.timer(random.Random(0))(shape) == 2.0 * PROFILE.steps.seconds(shape)
+
+
 def test_shared_host_and_noise_are_read_as_they_were_written(tmp_path: Path) -> None:
     noise = Noise(decodes=(0.9, 1.0, 2.0), prefills=(1.0, 1.5))
     shared = msgspec.structs.replace(PROFILE, shared_host=SharedHost(replicas=2, slowdown=0.9), noise=noise)
