@@ -62,6 +62,7 @@ def application(
         **_number(config, engine),
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": 1 if is_gpu else 0},
         graceful_shutdown_timeout_s=config.drain_s,
+        max_surge_percent=config.max_surge_percent,
     ).bind(engine, config.tiers, open_pump, _text(progress_folder), trace_to)
     routers = router_deployment.options(
         num_replicas=config.router.replicas,

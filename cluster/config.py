@@ -93,6 +93,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """None = always as many as `replicas`."""
     drain_s: PositiveSeconds = 600.0
     """Longest wait for the answers of a replica that is to stop."""
+    max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    """Of the replicas, how many an update may start before it stops old ones. It waits for room for them:
+    with 100 a single replica is replaced without a gap, but never where there is no place for a second."""
     engine: EngineConfig = EngineConfig()
     router: RouterConfig = RouterConfig()
     http: HttpConfig = HttpConfig()

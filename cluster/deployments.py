@@ -376,9 +376,9 @@ ledger_deployment: Any = serve.deployment(
     graceful_shutdown_wait_loop_s=0.1,
     ray_actor_options={"num_cpus": 0},
 )(LedgerWithMetrics)
-router_deployment: Any = serve.deployment(name="Router", max_ongoing_requests=UNBOUNDED_REQUESTS)(
-    serve.ingress()(Router)
-)
+router_deployment: Any = serve.deployment(
+    name="Router", max_ongoing_requests=UNBOUNDED_REQUESTS, max_surge_percent=100
+)(serve.ingress()(Router))
 
 
 def _common_labels() -> dict[str, str]:

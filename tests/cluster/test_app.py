@@ -35,6 +35,14 @@ def test_routers_go_where_the_labels_say() -> None:
     assert router.ray_actor_options == {"num_cpus": 0, "label_selector": {"stays": "yes"}}
 
 
+def test_updates_start_the_new_first_where_that_takes_no_room_or_room_is_given() -> None:
+    surges = [
+        [part._deployment_config.max_surge_percent for part in deployments(arguments)]
+        for arguments in ({}, {"max_surge_percent": 50})
+    ]
+    assert surges == [[100, 0], [100, 50]]
+
+
 def test_no_request_waits_in_serves_own_queue() -> None:
     for deployment in deployments({}):
         assert deployment.max_ongoing_requests >= 100_000

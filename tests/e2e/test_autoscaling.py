@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ autoscaling: {min_replicas: 0, max_replicas: 3, interval_s: 0.5, demand_span_s: 
               downscale_delay_s: 3, to_zero_delay_s: 6}
 tiers: [{name: only, level: 0, ttft_target_ms: 100000}]
 drain_s: 3
+max_surge_percent: 100
 engine: {max_num_seqs: 2, num_threads: 1, kv_cache_memory: 32768}
 """
 """Two seats and steps of 2 ms: a replica does 1,000 tokens a second. A stream longer than `drain_s` must go
@@ -101,12 +103,28 @@ def test_one_to_three_to_none_and_back_without_a_failed_stream(scaled: Server) -
     assert answer.status_code == 200
 
 
-def test_a_rolling_update_ends_no_stream(scaled: Server) -> None:
+def test_a_rolling_update_ends_no_stream_and_leaves_no_request_without_an_answer(scaled: Server) -> None:
     before = set(scaled.processes(REPLICA))
     long = LongStream(scaled)
     config = scaled.config.read_text()
     scaled.config.write_text(config.replace("max_num_seqs: 2", "max_num_seqs: 3"))
-    scaled.deploy(1)
-    wait_for(lambda: set(scaled.processes(REPLICA)) - before or None, "a replica of the new kind")
-    assert long.finish() == "length"
-    wait_for(lambda: not set(scaled.processes(REPLICA)) & before or None, "the end of the old one")
+    with ThreadPoolExecutor(1) as threads:
+        is_over = threading.Event()
+        statuses = threads.submit(ask_until, is_over, scaled)
+        try:
+            scaled.deploy(1)
+            wait_for(lambda: set(scaled.processes(REPLICA)) - before or None, "a replica of the new kind")
+            assert long.finish() == "length"
+            wait_for(lambda: not set(scaled.processes(REPLICA)) & before or None, "the end of the old one")
+        finally:
+            is_over.set()
+    assert set(statuses.result()) == {200}
+
+
+def ask_until(is_over: threading.Event, server: Server) -> list[int]:
+    """Ask for a few tokens again and again; returns the status of every answer."""
+    body = {"model": "null", "prompt": "x", "max_tokens": 5}
+    statuses = []
+    while not is_over.wait(0.2):
+        statuses.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=90).status_code)
+    return statuses
