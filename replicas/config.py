@@ -93,6 +93,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     preemption: bool = True
 
     @property
+    def has_itl_target(self) -> bool:
+        return self.itl_target_ms is not None or bool(self.tier_itl_target_ms)
+
+    @property
     def takes_seats(self) -> bool:
         """Whether a better tier may take seats and blocks from running sequences of a worse one."""
         return self.preemption and self.batching == "continuous"

@@ -99,6 +99,8 @@ class Engine:
         """What the last call of `step` ran; None = nothing."""
         self._step_started_at: float | None = None
         self._step_ended_at: float | None = None
+        self._learning_s = 0.0
+        """What the last step took after its end, mostly for a refit: the next gap has it."""
         self._latest_steps_s: deque[float] = deque(maxlen=NUM_LATEST_STEPS)
         self._prefill_tokens_per_s = 0.0
         self._slowest_recent_s = 0.0
@@ -166,7 +168,8 @@ class Engine:
         self._latest_steps_s.append(step_s)
         self._slowest_recent_s = max(step_s, 0.999 * self._slowest_recent_s)
         if not result.errors:
-            self.step_time.observe(step.shape, step_s)
+            self.step_time.observe(step.shape, step_s + self._learning_s)
+        self._learning_s = self._clock() - ended_at
         self._report(step, step_s, ended_at)
         if step.num_prefill_tokens and step_s > 0:
             rate = step.num_prefill_tokens / step_s

@@ -54,11 +54,13 @@ class Team:
         write_addresses(self.state)
         self._bell = threading.Condition()
         self._num_asleep = 0
+        self._num_calls = 0
         for i in range(num_threads - 1):
             threading.Thread(target=self._help, name=f"product-{i}", daemon=True).start()
 
     def wake(self) -> None:
         """Call before a job: helpers that sleep may then still be in time for it."""
+        self._num_calls += 1
         if self._num_asleep:
             with self._bell:
                 self._bell.notify_all()
@@ -84,10 +86,13 @@ class Team:
 
     def _help(self) -> None:
         while True:
+            num_calls = self._num_calls
             kernels.follow(self.state, _PATIENCE)
             with self._bell:
                 self._num_asleep += 1
-                self._bell.wait()
+                # A call that came while this thread waited for the GIL found nobody asleep and did not ring.
+                if self._num_calls == num_calls:
+                    self._bell.wait()
                 self._num_asleep -= 1
 
 

@@ -64,7 +64,7 @@ def step_limit_s(target_ms: float, step_time: StepTimeModel) -> float:
 
 
 def _strictest_target_ms(config: ResolvedConfig, step: Step) -> float | None:
-    if config.itl_target_ms is None and not config.tier_itl_target_ms:
+    if not config.has_itl_target:
         return None
     tiers = {entry.sequence.tier for entry in step.sequences[: step.num_decodes]}
     targets = [config.tier_itl_target_ms.get(tier, config.itl_target_ms) for tier in tiers]

@@ -91,6 +91,8 @@ def open_runner(config: EngineConfig, progress: Progress = silent) -> OpenedRunn
         num_threads=num_threads,
     )
     backend = backend_class(spec)
+    if device.type == "cpu" and resolved.has_itl_target:
+        take_memory(backend)
     runner = _new_runner(files, model, backend, resolved.block_size, adapted.row_floor)
     results = probe(runner.logit_bytes, resolved, model.vocab_size)
     if numerics == "exact" and len(set(results)) > 1:
@@ -133,6 +135,12 @@ def _new_runner(
         row_floor=row_floor,
         whole_pass=open_pass(model, backend),
     )
+
+
+def take_memory(backend: AttentionBackend) -> None:
+    """Write to all of the KV pool. What memory it lacks, steps would have to wait for: up to 4 ms a page."""
+    for pool in backend.pools:
+        pool.zero_()
 
 
 def _check_memory(files: ModelFiles) -> None:

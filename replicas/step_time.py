@@ -50,16 +50,18 @@ RECENT_STEPS: Final = 32
 """So many of the latest steps with decodes say at what pace the machine works."""
 RECENT_CHUNKS: Final = 256
 """So many of the latest steps with prefill beside decodes say how far predictions are off."""
-COVERED: Final = 0.995
-"""Share of those that the margin is to cover: of an answer's gaps, 99% must be in the target."""
+LATE: Final = 0.005
+"""Share of those that the margin may leave out: of an answer's gaps, 99% must be in the target."""
+FEW: Final = 3.0
+"""Over their number, this is what the margin has in addition: few samples do not show the rare ones."""
 PACE_GAIN: Final = 0.35
 """Weight of the last step in the pace."""
 MAX_PACE: Final = 2.0
 """One step changes the pace as if it had taken at most so many times the prediction, or as little."""
 MAX_OVERRUN: Final = 1.5
-"""A step that took longer than so many times the prediction was held up: what would have covered it leaves
-little of a target, and a machine with such stalls has them in plain decode steps as well."""
-DEFAULT_OVERRUN: Final = 1.1
+"""The margin at most: what would cover worse leaves little of a target, and a machine that stalls so often
+does so in plain decode steps as well."""
+DEFAULT_OVERRUN: Final = 1.25
 """As long as few such steps were seen."""
 
 
@@ -128,8 +130,8 @@ class StepTimeModel:
         self._largest_seen = 0
         self._largest_fitted = 0
         self.overrun = DEFAULT_OVERRUN
-        """How many times prediction and pace a step with prefill beside decodes takes at most, in COVERED of
-        the cases that were not held up; >= 1."""
+        """How many times prediction and pace a step with prefill beside decodes takes at most, but for
+        LATE of the cases; 1 <= overrun <= MAX_OVERRUN."""
         self.pace = 1.0
         """How many times the prediction the latest steps took: neighbours and heat change a machine's speed
         within seconds, for seconds."""
@@ -219,8 +221,9 @@ def _paces(ratios: NDArray[np.float64]) -> list[float]:
 
 
 def _overrun(ratios: NDArray[np.float64]) -> float:
-    covered = ratios[ratios <= MAX_OVERRUN]
-    return max(1.0, float(np.quantile(covered, COVERED))) if len(covered) else MAX_OVERRUN
+    """Return what all but LATE of the ratios keep: a rare stall does not count, more of them do."""
+    kept = len(ratios) - 1 - int(LATE * len(ratios))
+    return min(max(1.0, float(np.partition(ratios, kept)[kept])) + FEW / len(ratios), MAX_OVERRUN)
 
 
 def _evenness(

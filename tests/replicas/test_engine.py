@@ -228,3 +228,26 @@ def test_one_step_that_was_held_up_is_not_reported_as_what_steps_take() -> None:
     assert built.load().step_ms == pytest.approx(30.0)
     built.step()
     assert built.load().step_ms == pytest.approx(30.0)
+
+
+def test_what_learning_from_a_step_takes_counts_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the gap that the next step's decodes see."""
+    clock = Clock()
+    built, runner = engine(clock)
+    execute = runner.execute
+    seen: list[float] = []
+
+    def timed(step: Step) -> StepResult:
+        clock.now += 0.02
+        return execute(step)
+
+    def observe(_: object, seconds: float) -> None:
+        clock.now += 0.003
+        seen.append(seconds)
+
+    runner.execute = timed  # type: ignore[method-assign]
+    monkeypatch.setattr(built.step_time, "observe", observe)
+    built.add(request(1, 6, max_tokens=3), "a")
+    for _ in range(3):
+        built.step()
+    assert seen == [pytest.approx(0.02), pytest.approx(0.023), pytest.approx(0.023)]

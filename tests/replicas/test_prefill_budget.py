@@ -55,7 +55,7 @@ def test_before_the_first_fit_the_chunk_is_fixed_over_all_prefills() -> None:
 def test_the_chunk_is_the_largest_that_keeps_the_target() -> None:
     timed = config(max_num_batched_tokens=512, itl_target_ms=100.0)
     budget = PrefillBudget(timed, learned(0.001), step_with(0))
-    assert budget.take(400, 0) == 88  # 100 ms / DEFAULT_OVERRUN
+    assert budget.take(400, 0) == 72  # 100 ms / DEFAULT_OVERRUN
     assert budget.left == 0
     assert not budget.could_take(1)
 
@@ -66,7 +66,7 @@ def test_the_strictest_tier_that_decodes_decides() -> None:
         tiers: PrefillBudget(timed, learned(0.001), step_with(*tiers)).take(400, 0)
         for tiers in ((2,), (0, 2), (0, 1, 2))
     }
-    assert chunks == {(2,): 360, (0, 2): 88, (0, 1, 2): 40}
+    assert chunks == {(2,): 312, (0, 2): 72, (0, 1, 2): 32}
 
 
 def test_a_machine_that_has_slowed_down_gets_smaller_chunks() -> None:
@@ -74,7 +74,7 @@ def test_a_machine_that_has_slowed_down_gets_smaller_chunks() -> None:
     model, decodes = learned(0.001), StepShape(num_new_tokens=64, kv_read_tokens=64, num_sampling=64)
     for slowness in [1.0] * 60 + [1.6] * 3:
         model.observe(decodes, 0.064 * slowness)
-    assert PrefillBudget(timed, model, step_with(0)).take(400, 0) == 56  # 88 tokens take 140 ms now
+    assert PrefillBudget(timed, model, step_with(0)).take(400, 0) == 56  # 72 tokens take 115 ms now
 
 
 def test_no_decode_no_limit() -> None:

@@ -5,6 +5,7 @@ from transformers import AutoTokenizer
 
 from replicas import model_adapt, startup
 from replicas.api import GenerateRequest, SamplingParams
+from replicas.attention.base import AttentionBackend
 from replicas.config import EngineConfig
 from replicas.engine import Engine
 from replicas.errors import ConfigError
@@ -86,6 +87,18 @@ def test_the_default_pool_is_a_share_of_free_memory(folder: Path, monkeypatch: p
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: 8 << 20)
     opened = open_runner(config(folder, kv_cache_memory=None))
     assert opened.resolved.num_blocks == (2 << 20) // (16 * BYTES_PER_TOKEN)
+
+
+def test_an_engine_that_promises_gaps_takes_its_memory_before_it_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[AttentionBackend] = []
+    monkeypatch.setattr(startup, "take_memory", taken.append)
+    open_runner(config(folder))
+    assert taken == []
+    open_runner(config(folder, itl_target_ms=50.0))
+    open_runner(config(folder, tier_itl_target_ms={0: 50.0}))
+    assert len(taken) == 2
 
 
 def test_block_sizes_a_backend_cannot_do_are_refused(folder: Path) -> None:
