@@ -27,6 +27,8 @@ MAX_RETRY_AFTER_S: Final = 60
 SPREAD: Final = (0.8, 1.3)
 """Retry-After is drawn from this range around the computed time: equal times make a wave of retries."""
 RATE_WINDOW_S: Final = 30.0
+PROOF_S: Final = 10.0
+"""What better tiers take is counted as it is seen over about so long."""
 DEFAULT_QUEUE: Final = 1000
 DEFAULT_TTL_S: Final = 120.0
 
@@ -79,6 +81,12 @@ class DrainRate:
             return None
         seen = 1.0 - math.exp(-(now - self._since) / RATE_WINDOW_S)
         return self._events * self._left(now) / (RATE_WINDOW_S * seen)
+
+    def proven_per_s(self, now: float) -> float:
+        """The same, less in the first seconds: few events say little."""
+        if self._since is None:
+            return 0.0
+        return (self.per_s(now) or 0.0) * (1.0 - math.exp(-(now - self._since) / PROOF_S))
 
     def possible_per_s(self, num_open: int, now: float) -> float | None:
         """How many can end while `num_open` are on replicas and others wait.
@@ -190,7 +198,8 @@ class Admission:
         rate = self._drain_rate.possible_per_s(ahead.num_open, now)
         if rate is None:
             return None
-        better = sum(r.per_s(now) or 0.0 for level, r in self._drain_rates.items() if level < tier)
+        # In the beginning the difference of two rates is mostly chance, and a refusal would be, too.
+        better = sum(r.proven_per_s(now) for level, r in self._drain_rates.items() if level < tier)
         left = max(rate - better, MIN_SHARE * rate, 1e-3)
         num_better = ahead.num_better + ahead.num_sent_better
         num_own = ahead.num_outputs + ahead.num_sent - num_better + 1

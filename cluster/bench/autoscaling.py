@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +60,10 @@ WANTED: Final = 0.99
 CONCURRENCY: Final = 0.8
 """Of the requests that are open at capacity, what those baselines aim at that ask for a concurrency."""
 LIMIT_S: Final = 20_000.0
+CAPACITY_DRAWS: Final = 5
+MOST_RATE: Final = 20.0
+"""Of one replica, in requests/s."""
+PROBE_CV: Final = 1.14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +96,7 @@ class Setting:
     max_replicas: int
 
     def arrivals(self, stretch: Stretch) -> Iterator[Arrival]:
-        mix = Mix(shares=SHARES, max_tokens=ENGINE.max_model_len or 0, seed=stretch.seed)
-        return drawn(self.trace, mix, stretch.rate, stretch.seconds, self.cv)
+        return drawn(self.trace, _mix(stretch.seed), stretch.rate, stretch.seconds, self.cv)
 
     def mean(self) -> Mean:
         """The trace's mean request on this profile."""
@@ -196,11 +201,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, object]:
     gc.set_threshold(200_000, 100, 1000)
     profile, trace = load_profile(args.profile), read_trace(args.trace)
-    cv = 1.14 if args.clients is None else rate_weighted_cv(args.clients, "m-large")
+    cv = PROBE_CV if args.clients is None else rate_weighted_cv(args.clients, "m-large")
     rates = [args.scale * rate for rate in _column(args.rates, args.column)]
     stretches = sample(rates, args.stretches, 60.0 * args.minutes, args.seed)
-    mix = Mix(shares=SHARES, max_tokens=ENGINE.max_model_len or 0, seed=args.seed)
-    one = capacity(CONFIG, profile, lambda rate, s: drawn(trace, mix, lambda _: rate, s, 1.14), most=40.0)
+    one = typical_capacity(profile, trace, args.seed)
     progress(f"one replica: {one}")
     setting = Setting(
         profile=profile, trace=trace, cv=cv, capacity=one, max_replicas=4 * math.ceil(max(rates) / one.rate)
@@ -227,6 +231,21 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         "seed": args.seed,
         "commit": commit(),
     }
+
+
+def typical_capacity(profile: Profile, trace: Trace, seed: int) -> Capacity:
+    """Return the median of several draws of who is in which tier, as stretches differ in that, too."""
+
+    def draw(rate: float, seconds: float, mix: Mix) -> Iterator[Arrival]:
+        return drawn(trace, mix, lambda _: rate, seconds, PROBE_CV)
+
+    mixes = [_mix(seed + i) for i in range(CAPACITY_DRAWS)]
+    found = [capacity(CONFIG, profile, partial(draw, mix=mix), most=MOST_RATE) for mix in mixes]
+    return sorted(found, key=attrgetter("rate"))[CAPACITY_DRAWS // 2]
+
+
+def _mix(seed: int) -> Mix:
+    return Mix(shares=SHARES, max_tokens=ENGINE.max_model_len or 0, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
