@@ -10,7 +10,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 MAX_REPLICAS: Final = 10_000
-COLD_STARTS_BEFORE_DOWN: Final = 10.0
+COLD_STARTS_BEFORE_DOWN: Final = 5.0
 """A replica that goes and is wanted back costs a cold start: wait for several before it may go."""
 
 
@@ -26,16 +26,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPLICAS)] = 1
     tiers: tuple[Tier, ...] = ()
     """Whose `ttft_target_ms` and `itl_target_ms` are to hold."""
-    utilisation: Share = 0.8
+    utilisation: Share = 0.85
     """Share of a replica's time that the demand may take."""
-    kv_utilisation: Share = 0.9
+    kv_utilisation: Share = 0.85
     """Share of the KV pool that running and waiting sequences may want."""
     demand_span_s: Seconds = 30.0
     """Demand is the highest rate of the last three spans of so long."""
     downscale_margin: Share = 0.8
     """A replica goes only when what is left would be needed to no more than this share."""
     downscale_delay_s: Seconds | None = None
-    """How long that must have held; None = ten cold starts."""
+    """How long that must have held; None = five cold starts."""
     to_zero_delay_s: Seconds | None = None
     """How long there must have been no work before the last replica goes; None = as the others."""
     cold_start_s: Seconds = 60.0

@@ -14,7 +14,7 @@ def test_tiers_must_be_told_apart() -> None:
         Policy(tiers=(Tier(name="a", level=0), Tier(name="b", level=0)))
 
 
-def test_a_replica_may_go_after_ten_cold_starts_unless_told_otherwise() -> None:
-    assert Policy().down_delay_s(20.0) == 200.0
+def test_a_replica_may_go_after_five_cold_starts_unless_told_otherwise() -> None:
+    assert Policy().down_delay_s(20.0) == 100.0
     assert Policy(downscale_delay_s=7.0).down_delay_s(20.0) == 7.0
     assert Policy(downscale_delay_s=7.0, to_zero_delay_s=9.0).zero_delay_s(20.0) == 9.0
