@@ -12,6 +12,7 @@ from cluster.simulation.traffic import Arrival
 from replicas.api import SamplingParams
 from router.backend import ReplicaBackend
 from router.errors import NO_REPLICA_RETRY_AFTER_S, ApiError, NoReplicaError
+from router.measures import RouterMeasures
 from router.replica_generation import ReplicaGeneration
 
 
@@ -32,11 +33,14 @@ class Clients:
     def __init__(
         self,
         routers: Sequence[ReplicaBackend],
+        counts: Sequence[RouterMeasures],
         measures: Measures,
         habits: Habits,
         draw: random.Random,
     ) -> None:
+        """`counts` are those of the routers: HTTP, which fills in the latencies, is not simulated."""
         self._routers = routers
+        self._counts = counts
         self._measures = measures
         self._habits = habits
         self._draw = draw
@@ -96,7 +100,8 @@ class Clients:
             tenant=arrival.client,
         )
         key = f"router-{number}", generation.request.request_id
-        self.gaps.begin(*key, tier)
+        counts = self._counts[number].tier(arrival.tier)
+        self.gaps.begin(*key, tier, counts.itl_ms)
         timer = self._goes_away(generation, tier)
         began = False
         try:
@@ -106,6 +111,7 @@ class Clients:
                     ttft_s = loop.time() - arrived_at
                     self.slowest_ttft = max(self.slowest_ttft, ttft_s / tier.ttft_target_s)
                     tier.first_token(arrived_at, ttft_s)
+                    counts.ttft_ms.observe(ttft_s * 1e3)
                 if delta.error is not None:
                     if generation.refusal is not None and not began:
                         raise generation.refusal

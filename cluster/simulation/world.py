@@ -20,6 +20,7 @@ from cluster.simulation.transport import VirtualTransport
 from cluster.simulation.virtual_time import VirtualTimeLoop
 from cluster.simulation.virtual_time import run as run_in_virtual_time
 from router.backend import ReplicaBackend
+from router.measures import RouterMeasures
 
 CONNECT_S: Final = 2.5
 """Before the first request: routers have found the replicas and heard from each."""
@@ -84,7 +85,9 @@ class World:
     fleet: Fleet
     clients: Clients
     draw: random.Random
-    routers: list[ReplicaBackend] = field(default_factory=list)
+    routers: list[ReplicaBackend]
+    counts: list[RouterMeasures]
+    """Of each router."""
 
     @classmethod
     def build(cls, scenario: Scenario) -> "World":
@@ -93,7 +96,8 @@ class World:
         measures = Measures(config.tiers, config.engine.itl_target_ms)
         draw = random.Random(f"{scenario.seed}/world")
         routers: list[ReplicaBackend] = []
-        clients = Clients(routers, measures, scenario.habits, draw)
+        counts = [RouterMeasures(config.tiers) for _ in range(config.router.replicas)]
+        clients = Clients(routers, counts, measures, scenario.habits, draw)
         shared = profile.shared_host
         hosts = None if shared is None else Hosts(shared.replicas, shared.slowdown)
 
@@ -119,9 +123,10 @@ class World:
                 first_epoch=1,
                 draw=random.Random(f"{scenario.seed}/router-{i}"),
                 tiers=config.tiers,
+                measures=counts[i],
             )
             routers.append(backend)
-        return cls(scenario, measures, fleet, clients, draw, routers)
+        return cls(scenario, measures, fleet, clients, draw, routers, counts)
 
     async def serve(self, arrivals: Iterator[Arrival], scaler: Scaler | None = None) -> Outcome:
         """See all arrivals through; without a scaler the number of replicas stays."""

@@ -25,7 +25,7 @@ class Bench:
         self.fleet = Fleet(
             lambda epoch: VirtualReplica(resolved, PROFILE.steps, epoch), Pace(cold_start_s=0.0)
         )
-        self.clients = Clients([], Measures(TIERS, None), Habits(), random.Random(0))
+        self.clients = Clients([], [], Measures(TIERS, None), Habits(), random.Random(0))
         self.fleet.start_serving(2)
         self.now = 0.0
 

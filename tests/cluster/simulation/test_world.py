@@ -35,6 +35,21 @@ def test_requests_are_counted_while_they_are_open() -> None:
     assert outcome.mean_open == pytest.approx(time_s / outcome.virtual_s)
 
 
+def test_routers_count_the_latencies_that_clients_saw() -> None:
+    async def run() -> World:
+        world = World.build(scenario(num_replicas=1))
+        await world.serve(traffic(6.0, 30.0))
+        return world
+
+    world = run_in_virtual_time(run(), 1000)
+    for level, seen in world.measures.tiers.items():
+        counted = [counts.tier(level) for counts in world.counts]
+        assert sum(tier.ttft_ms.num_observed for tier in counted) == seen.ttft.count > 0
+        assert sum(tier.ttft_ms.sum for tier in counted) == pytest.approx(1e3 * seen.ttft.total)
+        assert sum(tier.itl_ms.num_observed for tier in counted) == seen.itl.count > 0
+        assert sum(tier.itl_ms.sum for tier in counted) == pytest.approx(1e3 * seen.itl.total)
+
+
 def test_the_same_seed_gives_the_same_figures() -> None:
     first, second = run_small(), run_small()
     assert first.num_events == second.num_events
