@@ -28,7 +28,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Whose `ttft_target_ms` and `itl_target_ms` are to hold."""
     utilisation: Share = 0.85
     """Share of a replica's time that the demand may take."""
-    kv_utilisation: Share = 0.85
+    kv_utilisation: Share = 0.9
     """Share of the KV pool that running and waiting sequences may want."""
     demand_span_s: Seconds = 30.0
     """Demand is the highest rate of the last three spans of so long."""

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from cluster.autoscaling_policy import Policy, PolicyError
@@ -18,3 +21,11 @@ def test_a_replica_may_go_after_five_cold_starts_unless_told_otherwise() -> None
     assert Policy().down_delay_s(20.0) == 100.0
     assert Policy(downscale_delay_s=7.0).down_delay_s(20.0) == 7.0
     assert Policy(downscale_delay_s=7.0, to_zero_delay_s=9.0).zero_delay_s(20.0) == 9.0
+
+
+def test_the_documented_defaults_are_those_of_the_code() -> None:
+    page = Path(__file__).parents[2] / "docs" / "autoscaling.md"
+    documented = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", page.read_text(), re.MULTILINE))
+    numbers = {name: value for name in Policy.__struct_fields__ if (value := getattr(Policy(), name))}
+    numbers.pop("tiers", None)
+    assert {name: float(documented[name]) for name in numbers} == numbers
