@@ -15,10 +15,10 @@ from cluster.bench.http_replay import Replayed, replay_http
 from cluster.bench.logged_serve import read_logs
 from cluster.bench.report import progress
 from cluster.bench.server import running_server, served_model
+from cluster.bench.shared_fit import SharedFit, fit_shared, time_beside
 from cluster.bench.step_log import LoggedStep
 from cluster.config import ClusterConfig
 from cluster.simulation.profile import Profile, SharedHost
-from cluster.simulation.shared_fit import SharedFit, fit_shared, time_beside
 from cluster.simulation.traffic import Arrival, prompt
 
 WARM_TOKENS: Final = 64

@@ -4,10 +4,10 @@ import random
 import numpy as np
 import pytest
 
+from cluster.bench.shared_fit import fit_shared, time_beside
 from cluster.bench.step_log import LoggedStep
 from cluster.simulation.host import Host
 from cluster.simulation.profile import StepTimes
-from cluster.simulation.shared_fit import fit_shared, time_beside
 from cluster.simulation.virtual_time import run
 from replicas.step_time import StepShape
 
